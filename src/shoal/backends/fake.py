@@ -1,0 +1,248 @@
+"""A scripted model, shipped so that anybody can try overload, failure and cancellation without a real one.
+
+Its vector is a function of the words that the engine received, computed from the padded tensors: a row that went to
+the wrong caller, lost its mask or its order shows at once (`vector_of` says what the right one is). Its generation
+repeats the words of the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from shoal.core.protocols import CostModel, EngineFacts, ModelFacts, Prepared, Tensors
+from shoal.errors import (
+    AddressError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    InvalidValue,
+    NotFinite,
+    OutOfMemory,
+    ShoalError,
+    TransportFailed,
+    Unsupported,
+)
+from shoal.types import Array, Chunk, Context, Embed, Embedded, Generate, TextItem
+
+MAX_TOKENS = 512
+BATCHES_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeScript:
+    """What the model does; every field can be given in its address, as in `fake:delay_ms=5:slots=2`.
+
+    `delay_ms` a batch and `token_us` a padded token are its speed; `parallel` as in EngineFacts. A batch holding the
+    word `poison` fails without a reason, one holding `reject` is refused by name, `nan` makes its row NaN. Batches of
+    more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words.
+    """
+
+    delay_ms: float = 0.0
+    token_us: float = 0.0
+    slots: int = 1
+    parallel: int = 0
+    dimension: int = 32
+    max_batch_size: int = 64
+    padded: int = 1
+    memory_tokens: int = 0
+    poison: str = "poison-item"
+    reject: str = "reject-item"
+    nan: str = "nan-item"
+    token_ms: float = 0.0
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> FakeScript:
+        """From an address's options. Raises AddressError naming the option."""
+        kinds = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, text in options.items():
+            if key not in kinds:
+                raise AddressError(f"fake: unknown option {key!r}; it takes {', '.join(kinds)}")
+            try:
+                values[key] = kinds[key](text)
+            except ValueError:
+                raise AddressError(f"fake: {key}={text!r} is not a number") from None
+        return cls(**values)
+
+
+def word_id(word: str) -> int:
+    """The token of a word: 31 bits of its hash, never 0."""
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % (2**31 - 1) + 1
+
+
+def vector_of(ids: Sequence[int], dimension: int) -> Array:
+    """The vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
+    seed = np.asarray(ids, dtype="<i8").tobytes()
+    digest = hashlib.shake_128(seed).digest(dimension)
+    return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
+
+
+def tokens_of(item: TextItem) -> list[int]:
+    """The fake tokenizer: a text's words, or the ids as they are."""
+    return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
+
+
+class FakePipeline:
+    """Words are tokens. Cuts at MAX_TOKENS, checks dimensions, normalises when asked."""
+
+    def __init__(self, script: FakeScript) -> None:
+        self._dimension = script.dimension
+
+    def check(self, task: Embed) -> None:
+        if task.dimensions is not None and not 1 <= task.dimensions <= self._dimension:
+            raise InvalidValue(f"dimensions must be between 1 and {self._dimension}", param="dimensions")
+
+    def estimate(self, item: TextItem) -> int:
+        return len(item) if isinstance(item, list) else min(len(item) // 3, MAX_TOKENS) + 1
+
+    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+        return [self._prepare(task, item) for task, item in items]
+
+    def _prepare(self, task: Embed, item: TextItem) -> Prepared | ShoalError:
+        ids = tokens_of(item)
+        if any(not 0 < token < 2**31 for token in ids):
+            return InvalidValue("token ids must be between 1 and 2147483647", param="input")
+        kept = ids[:MAX_TOKENS] or [word_id("")]
+        return Prepared(
+            tensors={"ids": np.asarray(kept, dtype=np.int64)},
+            cost=len(kept),
+            group=(),
+            outputs=("embedding",),
+            tokens=len(ids),
+            truncated=len(ids) > MAX_TOKENS,
+            key=(tuple(kept), task.dimensions, task.normalize),
+            extra=(task.dimensions, task.normalize),
+        )
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        length = max(item.cost for item in batch)
+        ids = np.zeros((len(batch), length), dtype=np.int64)
+        for row, item in zip(ids, batch, strict=True):
+            row[: item.cost] = item.tensors["ids"]
+        return {"ids": ids}
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+        rows: list[Array | ShoalError] = []
+        for row, item in zip(outputs["embedding"], batch, strict=False):
+            if not np.isfinite(row).all():
+                rows.append(NotFinite("the model answered NaN for this input"))
+                continue
+            dimensions, normalize = item.extra
+            cut = row[:dimensions]
+            rows.append(cut / max(float(np.linalg.norm(cut)), 1e-12) if normalize else cut)
+        return rows
+
+
+class FakeEngine:
+    """Computes `vector_of` of each unpadded row after the scripted time.
+
+    `online` and `broken` are switches for whoever tries a failure; `batches` keeps the (items, length) of each call.
+    """
+
+    def __init__(self, script: FakeScript, name: str = "fake") -> None:
+        self.online = True
+        self.broken = False
+        self.batches: deque[tuple[int, int]] = deque(maxlen=BATCHES_KEPT)
+        self.running = 0
+        self.cancelled = 0
+        self._script = script
+        self._words = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
+        self._facts = EngineFacts(
+            name=name,
+            inputs=("ids",),
+            outputs=("embedding",),
+            slots=script.slots,
+            parallel=script.parallel,
+            max_batch_size=script.max_batch_size,
+            padded=bool(script.padded),
+            length_buckets=(4, 8, 16, 32, 64, 128, 256, 512),
+            cost=CostModel(max(script.delay_ms / 1e3, 1e-5), max(script.token_us / 1e6, 1e-9)),
+        )
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def ready(self) -> bool:
+        return self.online
+
+    async def aclose(self) -> None:
+        self.online = False
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        ids = inputs["ids"]
+        self.batches.append((ids.shape[0], ids.shape[1]))
+        if self.running >= self._script.slots:
+            raise EngineFailed("more batches than slots")
+        self.running += 1
+        try:
+            seconds = self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * ids.size
+            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
+                await asyncio.sleep(seconds)
+        except TimeoutError:
+            raise DeadlineExceeded("the engine did not answer in time") from None
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        self._fail_as_scripted(ids)
+        rows = np.stack([vector_of(row[row > 0].tolist(), self._script.dimension) for row in ids])
+        rows[(ids == self._words["nan"]).any(axis=1)] = np.nan
+        return {"embedding": rows}
+
+    def _fail_as_scripted(self, ids: Array) -> None:
+        if not self.online:
+            raise TransportFailed("the replica is gone")
+        if self.broken or (ids == self._words["poison"]).any():
+            raise EngineFailed("the engine failed and does not say why")
+        if (ids == self._words["reject"]).any():
+            raise InputRejected("the engine refused an input")
+        if self._script.memory_tokens and ids.size > self._script.memory_tokens:
+            raise OutOfMemory(f"{ids.size} tokens do not fit")
+
+
+class FakeTalker:
+    """Streams the prompt's words back, one chunk a word; `produced` and `closed` count what a reader caused."""
+
+    def __init__(self, script: FakeScript) -> None:
+        self.produced = 0
+        self.closed = 0
+        self._script = script
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(source="fake", backend="fake", tasks=("generate",))
+
+    async def run(self, task: Embed, ctx: Context) -> Embedded:
+        raise Unsupported("this model generates text; it does not embed", param="model")
+
+    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        words = task.prompt.split() or [""]
+        count = len(words) if task.max_tokens is None else task.max_tokens
+        try:
+            for index in range(count):
+                if ctx.remaining(asyncio.get_running_loop().time()) <= 0:
+                    raise DeadlineExceeded("the stream ran past its deadline")
+                await asyncio.sleep(self._script.token_ms / 1e3)
+                self.produced += 1
+                last = index == count - 1
+                reason = None if not last else "stop" if task.max_tokens is None else "length"
+                yield Chunk(text=words[index % len(words)] + " ", finish_reason=reason)
+        finally:
+            self.closed += 1
+
+    def ready(self) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        """Holds nothing."""

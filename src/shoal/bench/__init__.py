@@ -1,0 +1,1 @@
+"""A load generator for embedding servers: distinct texts, closed and open loop, honest percentiles."""

@@ -1,0 +1,67 @@
+"""The `shoal` command. Its subcommands are imported when they are used, so that `shoal --version` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+COMMANDS = {
+    "serve": "shoal.cli.serve:serve",
+    "embed": "shoal.cli.embed:embed",
+    "pull": "shoal.cli.models:pull",
+    "list": "shoal.cli.models:list_models",
+    "show": "shoal.cli.models:show",
+    "rm": "shoal.cli.models:rm",
+    "bench": "shoal.cli.bench:bench",
+    "config": "shoal.cli.config:show",
+}
+"""Name to "module:function", in the order of the help."""
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        from shoal.cli._errors import clean
+
+        module, _, function = COMMANDS[cmd_name].partition(":")
+        one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        one.command(cmd_name)(clean(getattr(importlib.import_module(module), function)))
+        return typer.main.get_command(one)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="shoal",
+    no_args_is_help=True,
+    # Its tracebacks show local variables, and those hold keys.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        from shoal.cli._version import versions
+
+        typer.echo("\n".join(versions()))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show versions and exit.", is_eager=True, callback=_show_versions)
+    ] = False,
+) -> None:
+    """One inference gateway: the APIs your clients speak, batched across users, on the engine you choose."""
+
+
+def main() -> None:
+    app()

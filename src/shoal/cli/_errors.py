@@ -1,0 +1,51 @@
+"""What a failed command leaves on the terminal: one line that holds the next step, and an exit code.
+
+0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from shoal.errors import AddressError, ConfigError, ShoalError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def exit_code(error: ShoalError) -> int:
+    """2 when the command line itself is at fault, as for any other wrong flag."""
+    flag = isinstance(error, ConfigError) and (error.param or "").startswith("--")
+    return 2 if flag or isinstance(error, AddressError) else 1
+
+
+def say(label: str, message: str, colour: str) -> None:
+    """One line on standard error; colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble((f"{label}: ", colour), message), soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    say("warning", message, "yellow")
+
+
+def clean(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what a command raises on purpose into one line; anything else is a bug and keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ShoalError as error:
+            say("error", error.message, "bold red")
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+    return wrapped

@@ -1,0 +1,89 @@
+"""Settings as command-line flags, made from the table: a flag that is not in the table cannot exist."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal import config
+from shoal.settings import SETTINGS, Setting
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file (env SHOAL_CONFIG, else ./shoal.toml)."),
+]
+
+
+def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `--config` and the flags of these sections (all when none is named); it receives `loaded`.
+
+    An argument called `addresses` counts as the models to serve. Warnings about the settings go to standard error.
+    """
+    rows = [row for row in SETTINGS if not sections or row.section in sections]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        kept = [parameter for name, parameter in own.items() if name != "loaded"]
+
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            flags = {row.name: given.pop(row.name) for row in rows}
+            flags[config.MODELS] = given.get("addresses")
+            file = given.pop("config_file") or config.find_file(os.environ, Path.cwd())
+            command(**given, loaded=load(flags, file))
+
+        # typer reads both: the signature for order and defaults, the annotations for types
+        wrapped.__signature__ = inspect.Signature([*kept, _config_parameter(), *map(_parameter, rows)])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {name: p.annotation for name, p in wrapped.__signature__.parameters.items()}  # type: ignore[attr-defined]
+        return wrapped
+
+    return decorate
+
+
+def load(flags: dict[str, Any], file: Path | None) -> config.Loaded:
+    """The settings in effect for this process. Raises ConfigError."""
+    from shoal.cli._errors import warn
+
+    loaded = config.load(flags, os.environ, file)
+    for warning in loaded.warnings:
+        warn(warning)
+    return loaded
+
+
+def _config_parameter() -> inspect.Parameter:
+    return inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+
+
+def _parameter(row: Setting) -> inspect.Parameter:
+    """An option that answers None when it is not given; its text is checked by `config.load`, like every layer's."""
+    names = (f"{row.flag}/--no-{row.flag[2:]}",) if row.default is True or row.default is False else (row.flag,)
+    kind: Any = bool if isinstance(row.default, bool) else list[str] if row.repeatable else str
+    option = typer.Option(
+        *names,
+        help=f"{row.help} (env {row.env}{_default(row)})",
+        metavar=None if kind is bool else _metavar(row),
+        rich_help_panel=row.section,
+        show_default=False,
+    )
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _default(row: Setting) -> str:
+    if row.default is None or row.default in ((), ""):
+        return ""
+    shown = {True: "on", False: "off"}[row.default] if isinstance(row.default, bool) else row.default
+    return f", default {shown}"
+
+
+def _metavar(row: Setting) -> str:
+    choices = getattr(row.kind, "values", None)
+    if choices:
+        return "|".join(choices)
+    return {"IntType": "N", "FloatType": "NUMBER"}.get(type(row.kind).__name__, "FILE" if row.path else "TEXT")

@@ -1,0 +1,89 @@
+"""What `shoal serve` says once its models are there: where it listens, what it serves, and a line to try it with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shoal import __version__
+from shoal.config import is_loopback
+from shoal.settings import Settings
+
+if TYPE_CHECKING:
+    from shoal.core.protocols import ModelFacts
+    from shoal.core.registry import ModelCard
+
+_log = logging.getLogger("shoal")
+
+
+def announce(settings: Settings, port: int, cards: Sequence[ModelCard]) -> None:
+    """Show the banner on a terminal; elsewhere log it, a record a line."""
+    if not sys.stderr.isatty():
+        for label, text in lines(settings, port, cards):
+            _log.info("%s: %s", label, text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    console.print()
+    for label, text in lines(settings, port, cards):
+        # Soft: a line that the terminal breaks still copies as one.
+        console.print(Text.assemble("  ", (f"{label:<7}", "bold cyan"), text), soft_wrap=True)
+    console.print()
+
+
+def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator[tuple[str, str]]:
+    """The banner as (label, text)."""
+    address = url(settings.host, port)
+    yield "shoal", f"{__version__} on {address}"
+    yield "docs", f"{address}/docs"
+    for card in cards:
+        yield "model", f"{card.name}  {_card(card)}"
+    yield "auth", _auth(settings)
+    asked = next((card for card in cards if card.facts and "embed" in card.facts.tasks), None)
+    if asked:
+        yield "try", _curl(address, asked.name, authorised=bool(settings.api_key))
+
+
+def url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the server."""
+    if host in ("0.0.0.0", "::", ""):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _card(card: ModelCard) -> str:
+    if card.facts is None:
+        return f"{card.state}: {card.error}" if card.error else card.state
+    parts = list(_facts(card.facts))
+    parts += [f"alias {alias}" for alias in card.aliases]
+    parts += [f"default for {task}" for task in card.default_for]
+    return ", ".join(parts)
+
+
+def _facts(facts: ModelFacts) -> Iterator[str]:
+    if facts.dimension:
+        yield f"{facts.dimension} dimensions"
+    if facts.max_input_tokens:
+        yield f"{facts.max_input_tokens} tokens"
+    streams, threads = facts.details.get("streams"), facts.details.get("threads")
+    shape = f" {threads} threads x {streams} streams" if streams and threads else ""
+    yield " ".join(part for part in (facts.precision, "on", facts.backend) if part) + shape
+
+
+def _auth(settings: Settings) -> str:
+    if settings.api_key:
+        return f"on, {len(settings.api_key)} key{'s' if len(settings.api_key) > 1 else ''}"
+    if is_loopback(settings.host):
+        return "off, only this machine can connect"
+    return "OFF, and others can connect (--insecure)"
+
+
+def _curl(address: str, model: str, *, authorised: bool) -> str:
+    key = '-H "authorization: Bearer $SHOAL_API_KEY" ' if authorised else ""
+    body = json.dumps({"model": model, "input": "Hello, world"})
+    return f"curl -s {address}/v1/embeddings {key}-H 'content-type: application/json' -d '{body}'"

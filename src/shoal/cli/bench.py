@@ -1,0 +1,90 @@
+"""`shoal bench`: load on a running server, and what it answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from shoal.bench.run import Plan
+    from shoal.bench.stats import Summary
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8080",
+    *,
+    model: Annotated[str, typer.Option(help="Model to ask for; empty: the default one.")] = "",
+    clients: Annotated[int, typer.Option(min=1, max=20000, help="Connections, each with one request at a time.")] = 64,
+    duration: Annotated[float, typer.Option(min=0.1, help="Seconds to measure.")] = 10.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds of load before that, not measured.")] = 2.0,
+    tokens: Annotated[int, typer.Option(min=5, max=8192, help="Tokens a text, special tokens included.")] = 16,
+    texts_per_request: Annotated[int, typer.Option(min=1, max=2048, help="Texts in a request.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="Requests a second, whatever the answers do (open loop).")
+    ] = None,
+    surface: Annotated[Literal["openai", "tei", "embedding"], typer.Option(help="The API to speak.")] = "openai",
+    encoding: Annotated[Literal["float", "base64"], typer.Option(help="How openai answers vectors.")] = "float",
+    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.", envvar="SHOAL_BENCH_API_KEY")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a running server: throughput, latency percentiles and batches. Every text is sent once only."""
+    from shoal.bench.run import Plan
+
+    plan = Plan(
+        url=url, model=model, clients=clients, duration=duration, warmup=warmup, tokens=tokens,
+        texts=texts_per_request, rate=rate, surface=surface, encoding=encoding, key=api_key,
+    )  # fmt: skip
+    try:
+        summary, counted = _run(plan)
+    except OSError as error:
+        _fail(f"no server at {url} ({error.strerror or error}): start one with `shoal serve`")
+    except (RuntimeError, ValueError) as error:
+        _fail(str(error))
+    typer.echo(_json(plan, summary, counted) if as_json else _text(plan, summary, counted))
+    if not summary.requests:
+        raise typer.Exit(1)
+
+
+def _run(plan: Plan) -> tuple[Summary, float | None]:
+    from shoal.bench.run import measure
+
+    try:
+        import uvloop
+    except ImportError:  # not built for this platform
+        return asyncio.run(measure(plan))
+    return uvloop.run(measure(plan))
+
+
+def _json(plan: Plan, summary: Summary, counted: float | None) -> str:
+    from dataclasses import asdict
+
+    import msgspec
+
+    from shoal.bench.machine import machine
+
+    asked = {name: value for name, value in asdict(plan).items() if name != "key"}
+    report = {"plan": asked, "tokens_each": counted, "result": summary, "client_machine": machine()}
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
+    loop = f"{plan.clients} clients" if plan.rate is None else f"{plan.rate:g} requests/s"
+    length = f"{counted:g} tokens (counted by the server)" if counted else f"about {plan.tokens} tokens"
+    lines = [
+        f"{plan.url}  {plan.surface}  {loop}, {plan.texts} text(s) a request, {length}, {plan.duration:g} s",
+        f"throughput  {summary.texts_per_s:,.1f} texts/s   {summary.requests_per_s:,.1f} requests/s",
+        "latency     " + "   ".join(f"{name} {value:,.2f}" for name, value in summary.latency_ms.items()) + "  ms",
+    ]
+    if summary.batch_size is not None:
+        waits = "   ".join(f"{name} {summary.queue_ms[name]:,.2f}" for name in ("p50", "p99") if summary.queue_ms)
+        lines.append(f"batches     mean size {summary.batch_size:g}   queue {waits} ms")
+    errors = ", ".join(f"{count} x {name}" for name, count in summary.errors.items())
+    lines.append(f"errors      {errors or 'none'}")
+    return "\n".join(lines)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"shoal bench: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,150 @@
+"""`shoal embed`: texts to vectors, in this process or by a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from shoal.cli._options import with_settings
+from shoal.config import Loaded
+from shoal.errors import ConfigError, SetupError, TransportFailed
+
+if TYPE_CHECKING:
+    from shoal.types import Vectors
+
+# Enough for full batches on every stream, and small enough that a server's limits never matter.
+_CHUNK = 512
+# Nobody waits behind this queue: only a hang should end it.
+_PATIENCE_S = 3600.0
+
+_Wishes: TypeAlias = dict[str, Any]
+"""The fields of the request that were given, by their names on the wire."""
+
+
+@with_settings("Engine", "Model files")
+def embed(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; none reads standard input, one text a line.")
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there.")] = "",
+    url: Annotated[str, typer.Option(help="Ask this server instead of loading the model here.")] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there: .npy or .json.")
+    ] = None,
+    input_type: Annotated[str, typer.Option(metavar="ROLE", help="query or document.")] = "",
+    prompt_name: Annotated[str, typer.Option(metavar="NAME", help="Prompt of the model to put before the texts.")] = "",
+    dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Shorten the vectors to this.")] = None,
+    *,
+    loaded: Loaded,
+) -> None:
+    """Turn texts into vectors; prints a JSON array with one vector a text."""
+    if output is not None and output.suffix not in (".npy", ".json"):
+        raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
+    given = texts or _lines()
+    wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
+    wishes = {name: value for name, value in wishes.items() if value is not None}
+    if url:
+        key = loaded.settings.api_key[0] if loaded.settings.api_key else None
+        vectors = _remote(url.rstrip("/"), key, given, {"model": model, **wishes})
+    else:
+        vectors = asyncio.run(_local(loaded, model, given, wishes))
+    _write(vectors, output)
+
+
+def _lines() -> list[str]:
+    if sys.stdin.isatty():
+        raise ConfigError("give texts as arguments, or pipe them in, one a line", param="--")
+    found = sys.stdin.read().splitlines()
+    if not found:
+        raise SetupError("standard input is empty: give texts as arguments, or pipe them in, one a line")
+    return found
+
+
+async def _local(loaded: Loaded, model: str, texts: Sequence[str], wishes: _Wishes) -> Vectors:
+    import numpy as np
+
+    from shoal.app import open_app
+    from shoal.types import Context, Embed
+
+    async with open_app(loaded, (model,) if model else loaded.served[:1]) as app:
+        await app.wait_loaded()
+        failed = [card for card in app.gateway.models() if card.state == "failed"]
+        if failed:
+            raise SetupError(f"{failed[0].name}: {failed[0].error}")
+        parts = []
+        for chunk in _chunks(texts):
+            ctx = Context(id="embed", deadline=time.monotonic() + _PATIENCE_S)
+            parts.append((await app.gateway.run(Embed(model="", inputs=[*chunk], **wishes), ctx)).vectors)
+        return np.concatenate(parts)
+
+
+def _remote(url: str, key: str | None, texts: Sequence[str], wishes: _Wishes) -> Vectors:
+    import numpy as np
+
+    rows: list[Vectors] = []
+    for chunk in _chunks(texts):
+        reply = _post(f"{url}/v1/embeddings", key, {"input": chunk, "encoding_format": "base64", **wishes})
+        rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
+    return np.stack(rows)
+
+
+def _post(url: str, key: str | None, body: dict[str, Any]) -> dict[str, Any]:
+    """Raises TransportFailed when nothing answers as a server of this kind would, SetupError when it refuses."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    try:
+        request = Request(url, json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=_PATIENCE_S) as reply:
+            found: dict[str, Any] = json.load(reply)
+            return found
+    except HTTPError as error:
+        with error:
+            raise SetupError(f"{url} answered {error.code}: {_reason(error.read())}") from None
+    except (OSError, ValueError) as error:
+        raise TransportFailed(f"{url} does not answer ({error}): is `shoal serve` running there?") from None
+
+
+def _reason(body: bytes) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"]["message"])
+    return body[:200].decode(errors="replace")
+
+
+def _decoded(text: str) -> Vectors:
+    import numpy as np
+    import pybase64
+
+    return np.frombuffer(pybase64.b64decode(text), dtype="<f4")
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
+
+
+def _write(vectors: Vectors, output: Path | None) -> None:
+    import numpy as np
+    import orjson
+
+    try:
+        if output is not None and output.suffix == ".npy":
+            np.save(output, vectors, allow_pickle=False)
+            return
+        text = orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        if output is None:
+            sys.stdout.buffer.write(text)
+        else:
+            output.write_bytes(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SetupError(f"{output} cannot be written: {error.strerror}") from None

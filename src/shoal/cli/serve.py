@@ -1,0 +1,86 @@
+"""`shoal serve`: the server on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli._options import with_settings
+from shoal.config import Loaded, check_bind
+from shoal.errors import SetupError
+
+if TYPE_CHECKING:
+    from shoal.app import App
+
+_log = logging.getLogger("shoal")
+
+
+@with_settings()
+def serve(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="[NAME=]ADDRESS[,ADDRESS...]: hf:org/name (hf: may be left out), pypi:package, file:path;"
+            " none serves the default model.",
+        ),
+    ] = None,
+    *,
+    loaded: Loaded,
+) -> None:
+    """Serve models over HTTP."""
+    import uvloop
+
+    from shoal.observability import logs
+    from shoal.server import bind
+
+    settings = loaded.settings
+    check_bind(settings)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
+        stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        runner.run(_serve(loaded, sockets))
+
+
+async def _serve(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
+    """Until a signal, or until it is clear that no model can be served: that raises SetupError."""
+    from shoal.app import open_app
+    from shoal.server import HttpServer, stop_signals
+
+    settings = loaded.settings
+    stop = asyncio.Event()
+    with stop_signals(stop):
+        async with open_app(loaded, loaded.served) as app:
+            server = HttpServer(
+                app.asgi, sockets, drain_delay_s=settings.drain_delay_s, drain_timeout_s=settings.drain_timeout_s
+            )
+            loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
+            loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
+            try:
+                await server.run(app.gateway, stop)
+            finally:
+                loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+
+
+async def _announce(app: App, loaded: Loaded, port: int) -> None:
+    """Say what is served, once that is known. Raises SetupError when it is nothing."""
+    from shoal.cli.banner import announce, url
+
+    _log.info("listening on %s, loading models", url(loaded.settings.host, port))
+    await app.wait_loaded()
+    cards = app.gateway.models()
+    failed = [card for card in cards if card.state == "failed"]
+    if len(failed) == len(cards):
+        raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed) or "there is no model to serve")
+    for card in failed:
+        _log.error("%s cannot be served: %s", card.name, card.error)
+    announce(loaded.settings, port, cards)

@@ -1,0 +1,48 @@
+"""The Runner over lanes: every batched task of a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from shoal.core.batcher import Lane
+from shoal.core.protocols import ModelFacts, TextCodec, Token
+from shoal.errors import Unsupported
+from shoal.types import Chunk, Context, Embed, Embedded, Generate
+
+
+class BatchedRunner:
+    """Embeds through a lane; shows the tokenizer when it was given one."""
+
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
+        self.lane = lane
+        self._facts = facts
+        self._codec = codec
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    async def run(self, task: Embed, ctx: Context) -> Embedded:
+        return await self.lane.run(task, ctx)
+
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        raise Unsupported(f"the model {task.model!r} embeds; it does not generate text", param="model")
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        return await self._shown().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def ready(self) -> bool:
+        return self.lane.ready()
+
+    async def aclose(self) -> None:
+        await self.lane.aclose()
+
+    def _shown(self) -> TextCodec:
+        if self._codec is None:
+            raise Unsupported("this model does not show its tokenizer", param="model")
+        return self._codec

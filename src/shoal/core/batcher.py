@@ -1,0 +1,361 @@
+"""The driver of one lane: requests in, batches to replicas, every accepted request answered exactly once.
+
+Decisions live elsewhere and are pure: which batch (`planner`), what after a failure (`isolation`), who may come in
+(`limits`). This module only moves things and keeps the books.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from shoal.core.intake import Intake, Outcome
+from shoal.core.isolation import Step, Trial, next_step
+from shoal.core.limits import Admission, traffic_of
+from shoal.core.pending import Item, Pending, Ran
+from shoal.core.planner import Batch, Limits, Planner, Wait
+from shoal.core.protocols import BatchReport, Engine, Observer, Pipeline
+from shoal.core.replica import Replica
+from shoal.core.threads import Threads
+from shoal.errors import InternalError, OutOfMemory, ShoalError, TransportFailed, Unavailable
+from shoal.types import Array, Context, Embed, Embedded
+
+logger = logging.getLogger("shoal.core")
+
+LOOK_AGAIN_S = 0.05
+"""How soon to look for a replica that has become usable again while items wait."""
+
+_batch_ids = count(1)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One batch on one replica."""
+
+    id: int
+    items: list[Item]
+    replica: Replica
+    length: int
+    flush: str
+    trial: Trial
+    started: float
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """A piece of a failed batch that runs before anything that is queued."""
+
+    items: list[Item]
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneOptions:
+    """`space` goes into every answer; `max_items` bounds the queue (limits.Admission)."""
+
+    model: str
+    limits: Limits = field(default_factory=Limits)
+    max_items: int = 16384
+    space: str = ""
+
+
+class Lane:
+    """One stream of like items of a model: a pipeline, a planner and engine replicas.
+
+    `run` raises what `Pipeline.check` and `prepare` raise, Overloaded, Unavailable, DeadlineExceeded, BackendError and
+    InternalError. Cancelling it takes the request's items out of the queue and cancels engine calls that nobody else
+    waits for.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        engines: Sequence[Engine],
+        options: LaneOptions,
+        *,
+        threads: Threads,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pipeline = pipeline
+        self.replicas = [Replica(engine) for engine in engines]
+        self.options = options
+        self.admission = Admission(options.max_items, clock)
+        self.failure: InternalError | None = None
+        self._observer = observer or Observer()
+        self._clock = clock
+        self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
+        self._intake = Intake(pipeline, threads, self._prepared)
+        self._parts: deque[_Part] = deque()
+        self._shared: dict[Hashable, Item] = {}
+        self._pendings: set[Pending] = set()
+        self._runs: set[_Run] = set()
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Items and tokens that wait for a slot."""
+        return self._planner.items, self._planner.tokens
+
+    def ready(self) -> bool:
+        return (
+            self.failure is None
+            and not self._closed
+            and any(replica.usable(self._clock()) for replica in self.replicas)
+        )
+
+    async def run(self, task: Embed, ctx: Context) -> Embedded:
+        self.pipeline.check(task)
+        if self.failure is not None:
+            raise self.failure
+        if not self.ready():
+            raise Unavailable(
+                f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
+            )
+        permit = self.admission.admit(ctx.client, len(task.inputs), sum(map(self.pipeline.estimate, task.inputs)))
+        pending = Pending(task, ctx, traffic_of(task, ctx), self._clock())
+        timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
+        self._pendings.add(pending)
+        self._intake.add(pending)
+        try:
+            result = await pending.future
+            self.admission.correct(permit, sum(result.tokens))
+            return result
+        finally:
+            timer.cancel()
+            self._pendings.discard(pending)
+            self._withdraw(pending)
+            self.admission.release(permit)
+
+    async def aclose(self) -> None:
+        """Fail what is pending, stop engine calls, close the engines; a second call does nothing more."""
+        self._closed = True
+        for pending in list(self._pendings):
+            pending.fail(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+        tasks = [run.task for run in self._runs if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        for replica in self.replicas:
+            await replica.engine.aclose()
+
+    def _prepared(self, outcomes: list[Outcome]) -> None:
+        now = self._clock()
+        tokens = 0
+        for pending, index, outcome in outcomes:
+            if isinstance(outcome, ShoalError):
+                pending.fail(outcome)
+            if isinstance(outcome, ShoalError) or pending.done:
+                continue
+            pending.tokens[index] = outcome.tokens
+            pending.truncated += outcome.truncated
+            leader = None if outcome.key is None else self._shared.get(outcome.key)
+            if leader is not None and (leader.running or leader.traffic in (pending.traffic, "interactive")):
+                leader.deadline = max(leader.deadline, pending.ctx.deadline)
+                leader.waiters.append((pending, index))
+                pending.items[index] = leader
+                self._intake.moved(pending, 1)
+                continue
+            item = Item(
+                cost=outcome.cost,
+                group=outcome.group,
+                traffic=pending.traffic,
+                client=pending.ctx.client,
+                request=id(pending),
+                arrived=pending.arrived,
+                deadline=pending.ctx.deadline,
+                prepared=outcome,
+                waiters=[(pending, index)],
+            )
+            pending.items[index] = item
+            if outcome.key is not None and leader is None:
+                self._shared[outcome.key] = item
+            self._planner.add(item, now)
+            tokens += item.cost
+        self._observer.queued(self.options.model, len(outcomes), tokens)
+        self._wake()
+
+    def _withdraw(self, pending: Pending) -> None:
+        """The request has its answer or its caller left: drop what only it was waiting for."""
+        for item in pending.items.values():
+            item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
+            if not item.waiters:
+                self._forget(item)
+                self._planner.discard(item)
+        if pending.items:
+            pending.items.clear()
+            for run in self._runs:
+                if run.task is not None and not any(item.waiters for item in run.items):
+                    run.task.cancel()
+
+    def _forget(self, item: Item) -> None:
+        key = item.prepared.key
+        if key is not None and self._shared.get(key) is item:
+            del self._shared[key]
+
+    def _wake(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give every free slot work; the one place that starts engine calls."""
+        self._pump_scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            while self._launch_next():
+                pass
+        except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
+            self._die(error)
+
+    def _launch_next(self) -> bool:
+        now = self._clock()
+        free = [replica for replica in self.replicas if replica.free(now)]
+        if not free:
+            if self._planner.items and not self._runs:
+                self._look_again(LOOK_AGAIN_S)
+            return False
+        replica = min(free, key=Replica.load)
+        if self._parts:
+            part = self._parts.popleft()
+            items = [item for item in part.items if item.waiters]
+            if items:
+                self._launch(replica, Batch(items, 0, sum(item.cost for item in items), "full"), part.trial)
+            return True
+        decision, expired = self._planner.take(replica.facts, now, share=max(1, sum(r.idle_cores() for r in free)))
+        for item in expired:
+            self._forget(item)
+            for pending, _ in item.waiters:
+                pending.expire()
+        if isinstance(decision, Wait):
+            if decision.until is not None:
+                self._look_again(decision.until - now)
+            return bool(expired)
+        self._launch(replica, decision, Trial.of(len(decision.entries)))
+        return True
+
+    def _look_again(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
+
+    def _launch(self, replica: Replica, batch: Batch[Item], trial: Trial) -> None:
+        run = _Run(next(_batch_ids), batch.entries, replica, batch.length, batch.flush, trial, self._clock())
+        for item in run.items:
+            if not item.running:
+                item.running = True
+                self._intake.moved(item.waiters[0][0], 1)
+        replica.running += 1
+        self._runs.add(run)
+        run.task = asyncio.get_running_loop().create_task(self._execute(run))
+
+    async def _execute(self, run: _Run) -> None:
+        error: ShoalError | None = None
+        rows: list[Array | ShoalError] = []
+        try:
+            rows = await self._infer(run)
+        except ShoalError as failure:
+            error = failure
+        except asyncio.CancelledError:
+            return
+        except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not leave it waiting
+            logger.exception("a batch failed in an unforeseen way")
+            error = InternalError(f"running the batch failed: {failure!r}")
+        finally:
+            run.replica.running -= 1
+            self._runs.discard(run)
+            self._wake()
+        if error is None:
+            self._deliver(run, rows)
+        else:
+            self._failed(run, error)
+
+    async def _infer(self, run: _Run) -> list[Array | ShoalError]:
+        prepared = [item.prepared for item in run.items]
+        engine, facts = run.replica.engine, run.replica.facts
+        wanted = prepared[0].outputs
+        if any(item.outputs != wanted for item in prepared):
+            wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
+        inputs = self.pipeline.collate(prepared, facts)
+        started = self._clock()
+        outputs = await engine.infer(inputs, wanted, {}, max(item.deadline for item in run.items))
+        seconds = self._clock() - started
+        padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
+        run.replica.finished(padded, seconds)
+        self._report(run, padded, seconds, None)
+        return self.pipeline.finish(outputs, prepared)
+
+    def _report(self, run: _Run, padded: int, seconds: float, error: str | None) -> None:
+        self._observer.batched(
+            BatchReport(
+                model=self.options.model,
+                replica=run.replica.facts.name,
+                items=len(run.items),
+                tokens=sum(item.cost for item in run.items),
+                padded_tokens=padded,
+                flush=run.flush,
+                seconds=seconds,
+                error=error,
+            )
+        )
+
+    def _deliver(self, run: _Run, rows: list[Array | ShoalError]) -> None:
+        ran = Ran(run.id, len(run.items), run.flush, run.replica.facts.name, self._clock() - run.started, run.started)
+        for item, row in zip(run.items, rows, strict=True):
+            self._forget(item)
+            for pending, index in item.waiters:
+                if isinstance(row, ShoalError):
+                    pending.fail(row)
+                else:
+                    pending.put(index, row, ran, self.options.space)
+
+    def _failed(self, run: _Run, error: ShoalError) -> None:
+        self._report(run, sum(item.cost for item in run.items), self._clock() - run.started, error.kind)
+        items = [item for item in run.items if item.waiters]
+        if isinstance(error, TransportFailed):
+            run.replica.lost(self._clock())
+        if isinstance(error, OutOfMemory):
+            run.replica.shrink(sum(item.cost for item in run.items))
+        if not items:
+            return
+        attempts = max(item.attempts for item in items) + 1
+        step = next_step(error, len(items), run.trial, replica_ready=run.replica.engine.ready(), attempts=attempts)
+        logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
+        self._apply(step, items, run.trial, error)
+        self._wake()
+
+    def _apply(self, step: Step, items: list[Item], trial: Trial, error: ShoalError) -> None:
+        if step == "halve":
+            middle = len(items) // 2
+            self._parts.extend((_Part(items[:middle], trial), _Part(items[middle:], trial)))
+            return
+        now = self._clock()
+        for item in items:
+            if step == "fail":
+                self._forget(item)
+                for pending, _ in item.waiters:
+                    pending.fail(error)
+                continue
+            item.attempts += 1
+            if step == "singles":
+                item.alone, item.traffic = True, "bulk"
+            self._planner.add(item, now)
+
+    def _die(self, error: Exception) -> None:
+        logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
+        self.failure = InternalError(
+            f"the batcher of {self.options.model!r} stopped: restart the server and report this"
+        )
+        for pending in list(self._pendings):
+            pending.fail(self.failure)

@@ -1,0 +1,47 @@
+"""How long a replica's batches take, learned as they run."""
+
+from __future__ import annotations
+
+from shoal.core.protocols import CostModel
+
+DECAY = 0.98
+"""Weight that an observation keeps at each later one: about the last fifty batches count, so a change of load shows in
+seconds and a single slow batch does not."""
+
+PRIOR_WEIGHT = 4.0
+LEAST_SPREAD = 0.05
+"""Relative spread of batch sizes under which slope and offset cannot be told apart."""
+
+
+class OnlineCost:
+    """Least squares of seconds over padded tokens, with older batches fading out; starts from the warm-up's model."""
+
+    def __init__(self, prior: CostModel) -> None:
+        self.model = prior
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        for tokens in (32.0, 1024.0):
+            self._add(tokens, prior.fixed + prior.per_token * tokens, PRIOR_WEIGHT / 2)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """One batch of so many padded tokens took so long on a slot."""
+        for name in ("_weight", "_x", "_y", "_xx", "_xy"):
+            setattr(self, name, getattr(self, name) * DECAY)
+        self._add(float(tokens), seconds, 1.0)
+        self.model = self._fit()
+
+    def _add(self, x: float, y: float, weight: float) -> None:
+        self._weight += weight
+        self._x += weight * x
+        self._y += weight * y
+        self._xx += weight * x * x
+        self._xy += weight * x * y
+
+    def _fit(self) -> CostModel:
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance <= (LEAST_SPREAD * mean_x) ** 2:
+            scale = mean_y / self.model.seconds(round(mean_x))
+            return CostModel(self.model.fixed * scale, self.model.per_token * scale)
+        slope = (self._xy / self._weight - mean_x * mean_y) / variance
+        slope = min(max(slope, 1e-9), mean_y / mean_x)
+        return CostModel(max(mean_y - slope * mean_x, 0.0), slope)

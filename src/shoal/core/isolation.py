@@ -1,0 +1,54 @@
+"""What to do with a batch that failed: pure decisions, so that one bad item never costs its neighbours their answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal
+
+from shoal.errors import (
+    BackendError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    OutOfMemory,
+    ShoalError,
+    TransportFailed,
+)
+
+Step = Literal["fail", "halve", "singles", "retry"]
+
+MAX_ATTEMPTS = 2
+"""Tries of an item over transport faults: more would only multiply load on a fleet that is already in trouble."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Extra engine calls that one failed batch and all its parts may still cost: 2 log2(n) + 2 finds one culprit."""
+
+    calls: int
+
+    @classmethod
+    def of(cls, items: int) -> Trial:
+        return cls(2 * ceil(log2(items)) + 2 if items > 1 else 0)
+
+
+def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool, attempts: int) -> Step:
+    """The step after `items` items failed together with `error`.
+
+    Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
+    python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
+    Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults are retried whole.
+    """
+    if isinstance(error, TransportFailed):
+        return "retry" if attempts < MAX_ATTEMPTS else "fail"
+    if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:
+        return "fail"
+    if isinstance(error, OutOfMemory):
+        return "halve"
+    if isinstance(error, InputRejected) or (isinstance(error, EngineFailed) and replica_ready):
+        if trial.calls >= 2:
+            trial.calls -= 2
+            return "halve"
+        return "singles"
+    return "fail"

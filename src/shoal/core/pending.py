@@ -1,0 +1,130 @@
+"""A request inside a lane, and its items in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.core.planner import Entry
+from shoal.core.protocols import Prepared
+from shoal.errors import DeadlineExceeded, ShoalError
+from shoal.types import Array, BatchFacts, Context, Embed, Embedded, TrafficClass
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The batch that an item ran in, for the request's facts; times in seconds."""
+
+    id: int
+    size: int
+    flush: str
+    replica: str
+    seconds: float
+    started: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Item(Entry):
+    """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares."""
+
+    prepared: Prepared
+    waiters: list[tuple[Pending, int]] = field(default_factory=list)
+    attempts: int = 0
+    running: bool = False
+
+
+class Pending:
+    """A request from admission to its one answer: collects rows in any order, answers once."""
+
+    __slots__ = (
+        "_array",
+        "_batches",
+        "_best",
+        "_infer",
+        "_queue",
+        "ahead",
+        "arrived",
+        "ctx",
+        "cursor",
+        "future",
+        "items",
+        "left",
+        "prepare_seconds",
+        "task",
+        "tokens",
+        "traffic",
+        "truncated",
+    )
+
+    def __init__(self, task: Embed, ctx: Context, traffic: TrafficClass, now: float) -> None:
+        self.task = task
+        self.ctx = ctx
+        self.traffic = traffic
+        self.arrived = now
+        self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        self.items: dict[int, Item] = {}
+        self.cursor = 0
+        self.ahead = 0
+        self.left = len(task.inputs)
+        self.tokens = [0] * self.left
+        self.truncated = 0
+        self.prepare_seconds = 0.0
+        self._array: Array | None = None
+        self._batches: set[int] = set()
+        self._best: Ran | None = None
+        self._queue = 0.0
+        self._infer = 0.0
+
+    @property
+    def done(self) -> bool:
+        return self.future.done()
+
+    def fail(self, error: ShoalError) -> None:
+        """Answer with an error, unless it is answered already."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        waited = self.ctx.deadline - self.arrived
+        self.fail(DeadlineExceeded(f"no answer within {waited:.1f} s: send less at once or allow more time"))
+
+    def put(self, index: int, row: Array, ran: Ran, space: str) -> None:
+        """One row has come; the last one answers the request."""
+        item = self.items.pop(index, None)
+        if item is None or self.future.done():
+            return
+        if self.left == 1 and self._array is None:
+            self._array = row.reshape(1, -1) if len(self.tokens) == 1 else None
+        if self._array is None:
+            self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
+        if len(self.tokens) > 1:
+            self._array[index] = row
+        self.left -= 1
+        self._note(ran, item.arrived)
+        if not self.left:
+            self.future.set_result(self._result(space))
+
+    def _note(self, ran: Ran, arrived: float) -> None:
+        self._batches.add(ran.id)
+        self._queue = max(self._queue, ran.started - arrived)
+        self._infer = max(self._infer, ran.seconds)
+        if self._best is None or ran.size > self._best.size:
+            self._best = ran
+
+    def _result(self, space: str) -> Embedded:
+        assert self._array is not None
+        assert self._best is not None
+        best = self._best
+        facts = BatchFacts(
+            size=best.size,
+            id=best.id,
+            batches=len(self._batches),
+            flush=best.flush,
+            replica=best.replica,
+            queue_ms=self._queue * 1000,
+            prepare_ms=self.prepare_seconds * 1000,
+            infer_ms=self._infer * 1000,
+        )
+        return Embedded(vectors=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts, space=space)

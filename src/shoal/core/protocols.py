@@ -1,0 +1,286 @@
+"""The seams. Each docstring is the contract that the shipped contract tests check; nothing else may be assumed.
+
+Everything here runs on one asyncio event loop unless it says otherwise. `deadline` is always absolute, in seconds of
+`time.monotonic()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from shoal.errors import ShoalError
+from shoal.types import Array, Chunk, Context, Embed, Generate, Result, Task, TaskKind, TextItem, TrafficClass
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+Tensors = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A batch takes about `fixed + per_token * padded tokens` seconds on one slot."""
+
+    fixed: float = 0.001
+    per_token: float = 0.00002
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed + self.per_token * tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What one replica states about itself; the planner believes it.
+
+    `slots`: batches that it can hold in flight; `parallel`: how many of them it truly computes side by side (0: all),
+    so that a burst is spread over free cores but not cut up for a serial engine. `max_batch_size`: items a batch;
+    `max_batch_tokens`: padded tokens a batch (None: no limit of its own). `padded`: True when a batch costs its longest
+    item times its items, False when it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes
+    that a batch is padded up to so that compiled kernels are met again; empty: any size is as good. A length above the
+    last bucket is used as it is.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    slots: int = 1
+    parallel: int = 0
+    max_batch_size: int = 64
+    max_batch_tokens: int | None = None
+    padded: bool = True
+    length_buckets: tuple[int, ...] = ()
+    size_buckets: tuple[int, ...] = ()
+    precision: str = "f32"
+    cost: CostModel = field(default_factory=CostModel)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Named arrays in, named arrays out: one replica.
+
+    - `infer` is called for at most `facts.slots` batches at a time and returns exactly `outputs`, each with the batch
+      as its first axis, rows in the order of the inputs. The returned arrays are the caller's: no later call changes
+      them.
+    - It raises InputRejected (these inputs are at fault), OutOfMemory, EngineFailed (anything else that went wrong on
+      this batch), TransportFailed (the replica is not there), DeadlineExceeded; never another exception.
+    - Cancelling `infer` gives the slot back only when the engine is truly free of that batch.
+    - `ready` is cheap and never blocks; False keeps work away from this replica.
+    - `aclose` waits for batches in flight, frees everything, and may be called twice.
+    """
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]: ...
+
+    def ready(self) -> bool: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One item, ready for an engine.
+
+    `tensors`: this item's own arrays by input name, without a batch axis. `cost`: its length in tokens. `group`: equal
+    for items that may share an engine call. `outputs`: engine outputs that this item needs. `key`: equal for items
+    whose answers are the same by construction (None: never shared). `tokens`: what usage counts. `truncated`: it was
+    cut. `extra`: whatever the pipeline's `finish` wants back.
+    """
+
+    tensors: Tensors
+    cost: int
+    group: Hashable
+    outputs: tuple[str, ...]
+    tokens: int
+    truncated: bool = False
+    key: Hashable | None = None
+    extra: Any = None
+
+
+class Pipeline(Protocol):
+    """Items to tensors and back: pure CPU work, no I/O, no asyncio; called from any thread, several at a time.
+
+    - `check` raises at once what is wrong with a task as a whole (unknown prompt, bad dimensions): cheap, on the loop.
+    - `estimate` guesses an item's tokens without tokenising, for admission.
+    - `prepare` takes the items of many requests at once and answers one entry an item, in order: Prepared, or the
+      ShoalError that this item alone deserves. It never raises for an item's sake.
+    - `collate` joins items of one group into a batch, padded to the facts' buckets.
+    - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
+      its result row (a 1-D float32 array for a vector), or the ShoalError for that item alone (NotFinite).
+    """
+
+    def check(self, task: Embed) -> None: ...
+
+    def estimate(self, item: TextItem) -> int: ...
+
+    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]: ...
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]: ...
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a text; `start` and `stop` are character offsets, None for what the tokenizer added."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """Optional: a runner that can show its tokenizer. Raises InvalidValue for an unknown prompt or a bad id."""
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]: ...
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a served model says of itself on /v1/models/{id}, /info and the start-up banner.
+
+    `dimension`, `max_input_tokens`: None where the task has none. `space`: stable hash of weights, pooling, prompts and
+    normalisation. `prompts`: name to text. `verified`: the outcome of the load-time comparison, in words.
+    """
+
+    source: str
+    backend: str
+    tasks: tuple[TaskKind, ...]
+    dimension: int | None = None
+    max_input_tokens: int | None = None
+    precision: str = ""
+    pooling: str = ""
+    space: str = ""
+    revision: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    verified: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """A task in, a result or a stream of chunks out.
+
+    - `run` answers once or raises a ShoalError: RequestError, CapacityError, BackendError, nothing else. When it is
+      cancelled, the work is dropped from the queue, upstream calls are cancelled and permits are given back.
+    - `stream` is pulled by the reader: nothing is produced far ahead of it. Closing the iterator stops the work.
+    - `ready` is cheap and never blocks.
+    - `aclose` fails what is pending, frees everything, and may be called twice.
+    """
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    async def run(self, task: Embed, ctx: Context) -> Result: ...
+
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]: ...
+
+    def ready(self) -> bool: ...
+
+    async def aclose(self) -> None: ...
+
+
+Access = Literal["public", "user", "admin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method on one path of a surface, and all that authentication and the OpenAPI document need to know of it.
+
+    `path` may hold one trailing `{name:path}` parameter. `access` is "user" unless said otherwise, so that a forgotten
+    one is closed. `endpoint` takes the request and answers the response, or raises a ShoalError that the surface's
+    `render_error` turns into its dialect. `request` and `response` are the types of the JSON bodies (None: no
+    body); `errors` maps the statuses that the operation can answer to the type of their bodies. `limit` overrides the
+    byte limit of the body. For the document only: `example` is a request body that works on any model, `headers` maps
+    the headers of a success, beyond `x-request-id`, to what they say.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    endpoint: Callable[[Any], Awaitable[Any]]
+    summary: str
+    access: Access = "user"
+    request: Any = None
+    response: Any = None
+    media_type: str = "application/json"
+    errors: Mapping[int, Any] = field(default_factory=dict)
+    limit: int | None = None
+    description: str = ""
+    example: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Surface(Protocol):
+    """A wire API: bytes to tasks, results to bytes, errors to its own shape.
+
+    `render_error` answers (status, headers, body) for any ShoalError and never raises.
+    """
+
+    name: str
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]: ...
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One engine call, for observers: sizes in items and tokens, times in seconds."""
+
+    model: str
+    replica: str
+    items: int
+    tokens: int
+    padded_tokens: int
+    flush: str
+    seconds: float
+    error: str | None = None
+
+
+class Observer:
+    """What happened, for metrics, logs and traces. Methods are no-ops to override; they are quick and never raise.
+
+    Every request is `accepted` once or refused, and `finished` once: `outcome` is "ok", "cancelled" or an error's kind.
+    """
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None: ...
+
+    def queued(self, model: str, items: int, tokens: int) -> None: ...
+
+    def batched(self, report: BatchReport) -> None: ...
+
+    def inferred(self, model: str, stage: str, seconds: float) -> None: ...
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None: ...
+
+
+__all__ = [
+    "Access",
+    "BatchReport",
+    "CostModel",
+    "Engine",
+    "EngineFacts",
+    "ModelFacts",
+    "Observer",
+    "Operation",
+    "Pipeline",
+    "Prepared",
+    "Runner",
+    "Surface",
+    "Task",
+    "Tensors",
+    "TextCodec",
+    "Token",
+]

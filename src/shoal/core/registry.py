@@ -1,0 +1,116 @@
+"""Which models are served, under which names, in which state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from shoal.core.lifecycle import Event, State, after
+from shoal.core.protocols import ModelFacts, Runner
+from shoal.errors import AddressError, ModelNotFound, ModelNotReady, ShoalError
+from shoal.types import TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load."""
+
+    name: str
+    aliases: tuple[str, ...]
+    state: State
+    created: int
+    facts: ModelFacts | None
+    error: str | None
+    default_for: tuple[TaskKind, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A served name and, once loaded, its runner."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    default_for: tuple[TaskKind, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+    state: State = "loading"
+    runner: Runner | None = None
+    error: ShoalError | None = None
+
+    def on(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    def loaded(self, runner: Runner) -> None:
+        self.runner, self.error = runner, None
+        self.on("loaded")
+
+    def failed(self, error: ShoalError) -> None:
+        self.error = error
+        self.on("load_failed")
+
+    def ready_runner(self) -> Runner:
+        """Its runner, or ModelNotReady with the reason."""
+        if self.runner is None or self.state != "ready":
+            if self.error is not None:
+                raise ModelNotReady(f"the model {self.name!r} failed to load: {self.error.message}", param="model")
+            raise ModelNotReady(
+                f"the model {self.name!r} is {self.state}: try again soon", param="model", retry_after=2.0
+            )
+        return self.runner
+
+    def card(self) -> ModelCard:
+        facts = self.runner.facts if self.runner is not None else None
+        error = self.error.message if self.error is not None else None
+        return ModelCard(self.name, self.aliases, self.state, self.created, facts, error, self.default_for)
+
+
+class Registry:
+    """Models by name and alias, in the order in which they were named. A name means one model, always."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Model] = {}
+        self._names: dict[str, Model] = {}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._models.values()))
+
+    def add(self, model: Model) -> None:
+        """Serve a model. Raises AddressError when one of its names is taken."""
+        for name in (model.name, *model.aliases):
+            if name in self._names:
+                raise AddressError(
+                    f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
+                )
+        self._models[model.name] = model
+        for name in (model.name, *model.aliases):
+            self._names[name] = model
+
+    def remove(self, model: Model) -> None:
+        self._models.pop(model.name, None)
+        for name in (model.name, *model.aliases):
+            self._names.pop(name, None)
+
+    def find(self, name: str, task: TaskKind = "embed") -> Model:
+        """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound."""
+        model = self._names.get(name) if name else self._default(task)
+        if model is None:
+            raise ModelNotFound(self._unknown(name), param="model")
+        return model
+
+    def _default(self, task: TaskKind) -> Model | None:
+        """The model named as the task's default, else the first one served that can do it or may turn out to."""
+        for model in self._models.values():
+            if task in model.default_for:
+                return model
+        for model in self._models.values():
+            if model.runner is None or task in model.runner.facts.tasks:
+                return model
+        return None
+
+    def _unknown(self, name: str) -> str:
+        if not name:
+            return "no model is served: start one with `shoal serve ADDRESS`"
+        near = get_close_matches(name, self._names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "GET /v1/models lists those that are served"
+        return f"the model {name[:200]!r} does not exist: {hint}"

@@ -1,0 +1,70 @@
+"""One engine instance of a lane: what it may take now, and what its batches have taught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.core.cost import OnlineCost
+from shoal.core.protocols import Engine, EngineFacts
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+LEAST_TOKENS = 1
+
+
+class Replica:
+    """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.running = 0
+        self._stated = engine.facts
+        self._cost = OnlineCost(self._stated.cost)
+        self._most_tokens: int | None = None
+        self._paused_until = 0.0
+        self._pause = FIRST_PAUSE_S
+        self._facts: EngineFacts | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        stated = self.engine.facts
+        if stated is not self._stated:
+            if stated.cost != self._stated.cost:
+                self._cost = OnlineCost(stated.cost)
+            self._stated = stated
+            self._facts = None
+        if self._facts is None:
+            most = self._most_tokens if self._most_tokens is not None else stated.max_batch_tokens
+            self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
+        return self._facts
+
+    def usable(self, now: float) -> bool:
+        return now >= self._paused_until and self.engine.ready()
+
+    def free(self, now: float) -> bool:
+        return self.running < self._stated.slots and self.usable(now)
+
+    def idle_cores(self) -> int:
+        """Batches that could start now and be computed side by side with what runs."""
+        return max(0, (self._stated.parallel or self._stated.slots) - self.running)
+
+    def load(self) -> float:
+        """Orders free replicas: the one that would answer a short text first."""
+        return self.facts.cost.seconds(32) * (1 + self.running)
+
+    def finished(self, tokens: int, seconds: float) -> None:
+        """A batch came back: learn its cost, and trust the replica again."""
+        self._cost.observe(tokens, seconds)
+        self._facts = None
+        self._pause = FIRST_PAUSE_S
+
+    def lost(self, now: float) -> None:
+        """The replica was not there: leave it alone for a while, longer each time."""
+        self._paused_until = now + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+
+    def shrink(self, tokens: int) -> None:
+        """A batch of so many tokens ran out of memory: remember half of it as the limit."""
+        known = self._most_tokens if self._most_tokens is not None else tokens
+        self._most_tokens = max(min(known, tokens) // 2, LEAST_TOKENS)
+        self._facts = None

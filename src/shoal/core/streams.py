@@ -1,0 +1,69 @@
+"""Permits for generations in flight, shared fairly among clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shoal.errors import DeadlineExceeded
+from shoal.types import Context
+
+
+class StreamLimit:
+    """At most `limit` streams at once; when a place is free it goes to the clients that wait in turn, not to the one
+    that asks most."""
+
+    def __init__(self, limit: int) -> None:
+        self.free = limit
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def permit(self, ctx: Context) -> AsyncIterator[None]:
+        """Hold a place; raises DeadlineExceeded when none came in time."""
+        await self._enter(ctx)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, ctx: Context) -> None:
+        if self.free and not self._waiting:
+            self.free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(ctx.client, deque()).append(place)
+        try:
+            async with asyncio.timeout(ctx.remaining()):
+                await asyncio.shield(place)
+        except TimeoutError:
+            self._give_up(ctx.client, place)
+            raise DeadlineExceeded("no place for another stream came free in time: try again later") from None
+        except asyncio.CancelledError:
+            self._give_up(ctx.client, place)
+            raise
+
+    def _give_up(self, client: str, place: asyncio.Future[None]) -> None:
+        """Stop waiting; a place that was handed over in the same moment goes on to the next."""
+        if place.done():
+            self._leave()
+            return
+        queue = self._waiting.get(client)
+        if queue is not None and place in queue:
+            queue.remove(place)
+            if not queue:
+                del self._waiting[client]
+
+    def _leave(self) -> None:
+        """Hand the place to the client that has waited longest for its turn, and put that client last."""
+        while self._waiting:
+            client, queue = next(iter(self._waiting.items()))
+            place = queue.popleft()
+            del self._waiting[client]
+            if queue:
+                self._waiting[client] = queue
+            if not place.done():
+                place.set_result(None)
+                return
+        self.free += 1

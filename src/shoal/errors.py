@@ -1,0 +1,231 @@
+"""Every error that Shoal raises on purpose, by who is at fault and when.
+
+ShoalError
+├── RequestError              the caller's fault: another try with the same bytes fails again
+│   ├── Malformed             the body is not JSON, or not readable at all
+│   ├── WrongType             JSON, but a field is missing or has the wrong type or bounds
+│   ├── EmptyInput            nothing to work on: no input, or an empty one
+│   ├── TooManyInputs         more inputs than one request may hold
+│   ├── TooLong               an input does not fit the model and may not be cut
+│   ├── InvalidValue          well-formed, but this model cannot do it (dimensions, prompt name, token id)
+│   ├── Unsupported           a known field or task that this model does not support
+│   ├── BodyTooLarge          the body is over the byte limit
+│   ├── UnsupportedMediaType  not a content type that the route reads
+│   ├── Unauthorized          no key, or one that is not known
+│   ├── Forbidden             a valid caller without the right
+│   ├── RouteNotFound         no such path
+│   ├── MethodNotAllowed      the path exists, the method does not
+│   └── ModelNotFound         no model of that name is served
+├── CapacityError             nobody's fault: the same request can succeed later
+│   ├── Overloaded            the queue, or this client's share of it, is full
+│   ├── ModelNotReady         the model is loading, or going away
+│   ├── Unavailable           no replica can take work, or the server is draining
+│   ├── DeadlineExceeded      the request's one deadline passed
+│   └── RequestTimeout        the client sent its body too slowly
+├── Cancelled                 the client left; nobody reads the answer
+├── BackendError              the model or what runs it
+│   ├── InputRejected         the engine refused these inputs by name; retrying them cannot help
+│   ├── EngineFailed          the engine failed and did not say why
+│   ├── OutOfMemory           the batch did not fit
+│   ├── TransportFailed       the replica could not be reached, or the connection broke
+│   └── NotFinite             the model answered NaN or infinity for this input
+├── SetupError                the operator's side: the terminal shows the message, and it says the next step
+│   ├── ConfigError           a setting is unknown or has a value that cannot work
+│   ├── AddressError          a model's address or name breaks the grammar
+│   ├── SourceError           a model's files could not be fetched
+│   ├── ModelFileError        a model's file is missing, broken or asks for what is not supported
+│   ├── VerificationFailed    a converted model disagrees with its second path
+│   └── MissingExtra          an optional part of Shoal is not installed
+└── InternalError             a bug in Shoal
+
+A surface turns `kind` into its dialect's status and body (`surfaces/_status.py`); nothing else decides on statuses.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShoalError(Exception):
+    """The root: `message` is for people and contains the next step; `param` names the field at fault, if one is.
+
+    `retry_after` is seconds until another try may succeed, when that is known.
+    """
+
+    kind: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r})"
+
+
+class RequestError(ShoalError):
+    kind = "invalid"
+
+
+class Malformed(RequestError):
+    kind = "malformed"
+
+
+class WrongType(RequestError):
+    kind = "wrong_type"
+
+
+class EmptyInput(RequestError):
+    kind = "empty"
+
+
+class TooManyInputs(RequestError):
+    kind = "too_many"
+
+
+class TooLong(RequestError):
+    kind = "too_long"
+
+
+class InvalidValue(RequestError):
+    kind = "invalid_value"
+
+
+class Unsupported(RequestError):
+    kind = "unsupported"
+
+
+class BodyTooLarge(RequestError):
+    kind = "too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    kind = "media_type"
+
+
+class Unauthorized(RequestError):
+    kind = "unauthorized"
+
+
+class Forbidden(RequestError):
+    kind = "forbidden"
+
+
+class RouteNotFound(RequestError):
+    kind = "route_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """`allow` is the value for the `Allow` header."""
+
+    kind = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class ModelNotFound(RequestError):
+    kind = "model_not_found"
+
+
+class CapacityError(ShoalError):
+    kind = "unavailable"
+    retryable = True
+
+
+class Overloaded(CapacityError):
+    kind = "overloaded"
+
+
+class ModelNotReady(CapacityError):
+    kind = "not_ready"
+
+
+class Unavailable(CapacityError):
+    kind = "unavailable"
+
+
+class DeadlineExceeded(CapacityError):
+    kind = "deadline"
+
+
+class RequestTimeout(CapacityError):
+    kind = "request_timeout"
+
+
+class Cancelled(ShoalError):
+    kind = "cancelled"
+
+
+class BackendError(ShoalError):
+    kind = "backend"
+
+
+class InputRejected(BackendError):
+    kind = "input_rejected"
+
+
+class EngineFailed(BackendError):
+    kind = "backend"
+
+
+class OutOfMemory(BackendError):
+    kind = "out_of_memory"
+
+
+class TransportFailed(BackendError):
+    kind = "transport"
+    retryable = True
+
+
+class NotFinite(BackendError):
+    kind = "not_finite"
+
+
+class SetupError(ShoalError):
+    kind = "setup"
+
+
+class ConfigError(SetupError):
+    kind = "config"
+
+
+class AddressError(SetupError):
+    kind = "address"
+
+
+class SourceError(SetupError):
+    kind = "source"
+
+
+class ModelFileError(SetupError):
+    """`file` and `key` say where: a path inside the model's folder and a key or tensor in it."""
+
+    kind = "model_file"
+
+    def __init__(self, message: str, *, file: str, key: str | None = None) -> None:
+        where = f"{file}: {key}" if key else file
+        super().__init__(f"{where}: {message}")
+        self.file = file
+        self.key = key
+
+
+class VerificationFailed(SetupError):
+    kind = "verification"
+
+
+class MissingExtra(SetupError):
+    """An optional dependency is absent; the message holds the pip command that adds it."""
+
+    kind = "missing_extra"
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the '{extra}' extra: pip install 'shoal[{extra}]'")
+        self.extra = extra
+
+
+class InternalError(ShoalError):
+    kind = "internal"

@@ -1,0 +1,99 @@
+"""A model's JSON file, read key by key: every refusal names the file and the key."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from shoal.errors import ModelFileError
+
+
+class JsonFile:
+    """An object of a JSON file; `name` is its path inside the model's folder, as errors show it.
+
+    The getters answer `default` for an absent key or null, and raise ModelFileError for a value of another type;
+    without a default an absent key is an error too.
+    """
+
+    def __init__(self, name: str, data: dict[str, Any]) -> None:
+        self.name = name
+        self.data = data
+
+    def __contains__(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(key, f"must be a whole number of at least {least}, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.refuse(key, f"must be a number above 0, not {value!r}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, f"must be true or false, not {value!r}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.refuse(key, f"must be a string, not {value!r}")
+        return value
+
+    def object(self, key: str) -> dict[str, Any]:
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self.refuse(key, f"must be an object, not {value!r}")
+        return value
+
+    def only(self, known: frozenset[str]) -> None:
+        """Refuse keys that nobody here knows: they may change the vectors."""
+        for key in self.data:
+            if key not in known:
+                raise self.refuse(key, f"unknown key; Shoal knows {', '.join(sorted(known))}")
+
+    def refuse(self, key: str, why: str) -> ModelFileError:
+        return ModelFileError(why, file=self.name, key=key)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.data.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.refuse(key, "is missing; the model's folder is incomplete or of a kind that Shoal cannot read")
+        return value
+
+
+def read_json(folder: Path, name: str) -> Any:
+    """The decoded file `name` of the folder, None when there is none. Raises ModelFileError when it is not JSON."""
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ModelFileError(f"is not readable as JSON ({error}); fetch the model again", file=name) from None
+
+
+def read_object(folder: Path, name: str) -> JsonFile | None:
+    """The file as an object, None when there is none."""
+    data = read_json(folder, name)
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise ModelFileError("must hold a JSON object", file=name)
+    return JsonFile(name, data)
+
+
+def inside(path: str) -> bool:
+    """Whether a path that a model's file names stays inside the model's folder."""
+    parts = PurePosixPath(path)
+    return not parts.is_absolute() and ".." not in parts.parts and "\\" not in path

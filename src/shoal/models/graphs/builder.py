@@ -1,0 +1,205 @@
+"""A small ONNX graph under construction: operators, constants, and the file it becomes.
+
+Operators whose form changed between opsets are methods here, so that the same head can end a graph that Shoal builds
+(opset 20) and one that came with a model (11 or later). Equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TensorProto
+
+OPSET = 20
+IR_VERSION = 10
+"""Opset 20 has Gelu and is read by every engine version that Shoal supports; IR 10 is its contemporary."""
+
+INLINE_BYTES = 1_800_000_000
+"""Above this the constants go to a file of their own: a protobuf message ends at 2 GiB."""
+
+Array = npt.NDArray[Any]
+_ALIGN = 4096
+"""Offsets of external tensors, so that engines can map them."""
+
+
+class Constant(NamedTuple):
+    """`load` gives the array when the file is written: a big model never lies in memory twice."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], Array]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Graph:
+    """Nodes and constants in the order of their making. Values are named by strings; names start with `prefix`."""
+
+    def __init__(self, opset: int = OPSET, prefix: str = "") -> None:
+        self.opset = opset
+        self.nodes: list[NodeProto] = []
+        self.constants: dict[str, Constant] = {}
+        self._prefix = prefix
+        self._made = 0
+
+    def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """Append a node with one output; answers the output's name."""
+        from onnx import helper
+
+        self._made += 1
+        out = name or f"{self._prefix}{kind}_{self._made}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [out], **attributes))
+        return out
+
+    def weight(self, name: str, shape: tuple[int, ...], load: Callable[[], Array]) -> str:
+        """A float32 constant of the model."""
+        name = self._prefix + name
+        self.constants[name] = Constant(name, shape, np.dtype(np.float32), load)
+        return name
+
+    def integers(self, *values: int) -> str:
+        """A one-dimensional int64 constant."""
+        return self._small("i" + "_".join(map(str, values)), np.array(values, np.int64))
+
+    def integer(self, value: int) -> str:
+        """An int64 scalar."""
+        return self._small(f"i{value}_scalar", np.array(value, np.int64))
+
+    def number(self, value: float) -> str:
+        """A float32 scalar."""
+        return self._small(f"f{value!r}", np.array(value, np.float32))
+
+    def floats(self, value: str) -> str:
+        from onnx import TensorProto
+
+        return self.op("Cast", value, to=TensorProto.FLOAT)
+
+    def unsqueeze(self, value: str, *axes: int) -> str:
+        if self.opset < 13:
+            return self.op("Unsqueeze", value, axes=list(axes))
+        return self.op("Unsqueeze", value, self.integers(*axes))
+
+    def reduce(self, kind: str, value: str, axis: int, *, keep: bool) -> str:
+        if self.opset < (13 if kind == "ReduceSum" else 18):
+            return self.op(kind, value, axes=[axis], keepdims=int(keep))
+        return self.op(kind, value, self.integers(axis), keepdims=int(keep))
+
+    def layer_norm(self, value: str, weight: str, bias: str, epsilon: float) -> str:
+        """Over the last axis, with the biased variance."""
+        if self.opset >= 17:
+            return self.op("LayerNormalization", value, weight, bias, axis=-1, epsilon=epsilon)
+        centred = self.op("Sub", value, self.reduce("ReduceMean", value, -1, keep=True))
+        variance = self.reduce("ReduceMean", self.op("Mul", centred, centred), -1, keep=True)
+        scaled = self.op("Div", centred, self.op("Sqrt", self.op("Add", variance, self.number(epsilon))))
+        return self.op("Add", self.op("Mul", scaled, weight), bias)
+
+    def activate(self, kind: str, value: str) -> str:
+        """The activation of that name (contract.types.Activation)."""
+        if kind == "identity":
+            return value
+        if kind in _PLAIN:
+            return self.op(_PLAIN[kind], value)
+        if kind == "silu":
+            return self.op("Mul", value, self.op("Sigmoid", value))
+        if self.opset >= 20:
+            return self.op("Gelu", value, approximate="tanh" if kind == "gelu_tanh" else "none")
+        # Only Dense layers of shipped graphs come here, and torch.nn.GELU() is the exact one.
+        inner = self.op("Erf", self.op("Div", value, self.number(float(np.sqrt(2.0)))))
+        half = self.op("Mul", value, self.number(0.5))
+        return self.op("Mul", half, self.op("Add", inner, self.number(1.0)))
+
+    def _small(self, name: str, value: Array) -> str:
+        name = self._prefix + name
+        self.constants.setdefault(name, Constant(name, value.shape, value.dtype, lambda: value))
+        return name
+
+
+_PLAIN = {"tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid"}
+
+
+def write_graph(
+    graph: Graph,
+    path: Path,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[tuple[str, int]],
+    inline_bytes: int = INLINE_BYTES,
+    progress: Callable[[float], None] | None = None,
+) -> list[Path]:
+    """Write the graph; answers the files made: the graph, and `<name>_data` when the constants are external.
+
+    `inputs` are int64 [b, l]; `outputs` are (name, dimension), float32 [b, dimension].
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    made = [path]
+    total = sum(constant.nbytes for constant in graph.constants.values()) or 1
+    external = None
+    if total > inline_bytes:
+        external = path.with_name(path.name + "_data")
+        made.append(external)
+    proto = helper.make_graph(
+        graph.nodes,
+        "shoal",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["b", "l"]) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", width]) for name, width in outputs],
+    )
+    _store(list(graph.constants.values()), proto.initializer, external, progress)
+    model = helper.make_model(
+        proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="shoal"
+    )
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    onnx.checker.check_model(str(path))
+    return made
+
+
+def _store(
+    constants: Sequence[Constant], into: Any, external: Path | None, progress: Callable[[float], None] | None
+) -> None:
+    total, done = sum(constant.nbytes for constant in constants) or 1, 0
+    file = external.open("wb") if external else None
+    try:
+        for constant in constants:
+            tensor = into.add()
+            describe(constant, tensor)
+            data = constant.load()
+            if file is not None and constant.nbytes >= _ALIGN:
+                file.write(b"\0" * (-file.tell() % _ALIGN))
+                _point(tensor, file.name, file.tell(), constant.nbytes)
+                file.write(memoryview(np.ascontiguousarray(data)).cast("B"))
+            else:
+                tensor.raw_data = data.tobytes()
+            done += constant.nbytes
+            if progress is not None:
+                progress(done / total)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def describe(constant: Constant, tensor: TensorProto) -> None:
+    """Fill in name, type and shape; the data is the caller's."""
+    from onnx import helper
+
+    tensor.name = constant.name
+    tensor.data_type = helper.np_dtype_to_tensor_dtype(constant.dtype)
+    tensor.dims.extend(constant.shape)
+
+
+def _point(tensor: Any, location: str, offset: int, length: int) -> None:
+    from onnx import TensorProto
+
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", Path(location).name), ("offset", str(offset)), ("length", str(length))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value

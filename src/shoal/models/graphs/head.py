@@ -1,0 +1,171 @@
+"""From token vectors to a sentence's: pooling, then the modules that follow, ending in the two outputs.
+
+Everything that counts or picks positions is integer arithmetic: an engine that runs in bfloat16 cannot tell
+position 257 from 258.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.models.contract.types import Contract, Dense, LayerNorm, Normalize, Pooling
+from shoal.models.graphs.builder import Graph
+from shoal.models.graphs.weights import open_weights
+
+SENTENCE = "sentence_embedding"
+POOLED = "pooled"
+TORCH_NORM_EPS = 1e-5
+"""torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
+
+
+class Masks(NamedTuple):
+    """Names of int64 [b, l] values: what pooling reads, and 1 for tokens the engine attended to."""
+
+    pooling: str
+    attention: str
+
+
+def pooling_input(pooling: Pooling) -> str:
+    """The input that pooling reads: its own when the prompt's tokens are left out."""
+    return "attention_mask" if pooling.include_prompt else "pooling_mask"
+
+
+def build_head(graph: Graph, contract: Contract, folder: Path, tokens: str, *, name: str | None = SENTENCE) -> None:
+    """Append pooling and modules after `tokens` [b, l, width], writing POOLED and, unless `name` is None, the whole.
+
+    POOLED is what stands before a final Normalize; without one both outputs are equal.
+    """
+    pooled = _pool(graph, contract.pooling, tokens)
+    modules = contract.modules[:-1] if contract.ends_normalized else contract.modules
+    for module in modules:
+        if isinstance(module, Dense):
+            pooled = _dense(graph, module, folder, pooled)
+        elif isinstance(module, LayerNorm):
+            pooled = _layer_norm(graph, module, folder, pooled)
+        else:
+            pooled = _normalize(graph, pooled)
+    graph.op("Identity", pooled, name=POOLED)
+    if name is not None and contract.ends_normalized:
+        _normalize(graph, POOLED, name)
+    elif name is not None:
+        graph.op("Identity", pooled, name=name)
+
+
+def _pool(graph: Graph, pooling: Pooling, tokens: str) -> str:
+    mask = pooling_input(pooling)
+    parts = [_POOLINGS[mode](graph, tokens, mask) for mode in pooling.modes]
+    return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
+
+
+def _cls(graph: Graph, tokens: str, mask: str) -> str:
+    """The first token that the mask keeps; token 0 when it keeps none."""
+    if mask == "attention_mask":
+        return graph.op("Gather", tokens, graph.integer(0), axis=1)
+    # Tokens are padded on the right, so the mask's first 1 is the end of the prompt.
+    steps = _steps(graph, mask)
+    length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
+    ahead = graph.reduce("ReduceMax", graph.op("Mul", mask, graph.op("Sub", length, steps)), 1, keep=True)
+    first = graph.op("Mod", graph.op("Sub", length, ahead), length)
+    return _pick(graph, tokens, graph.op("Equal", steps, first))
+
+
+def _last(graph: Graph, tokens: str, mask: str) -> str:
+    """The last token that the mask keeps; zeros when it keeps none."""
+    steps = _steps(graph, mask)
+    last = graph.reduce("ReduceMax", graph.op("Mul", mask, steps), 1, keep=True)
+    kept = graph.op("Greater", mask, graph.integer(0))
+    return _pick(graph, tokens, graph.op("And", graph.op("Equal", steps, last), kept))
+
+
+def _max(graph: Graph, tokens: str, mask: str) -> str:
+    """The largest value of each dimension; zeros when the mask keeps no token."""
+    kept = graph.op("Greater", graph.unsqueeze(mask, -1), graph.integer(0))
+    highest = graph.reduce("ReduceMax", graph.op("Where", kept, tokens, graph.number(-1e9)), 1, keep=False)
+    some = graph.op("Greater", _count(graph, mask), graph.integer(0))
+    return graph.op("Where", some, highest, graph.number(0.0))
+
+
+def _mean(graph: Graph, tokens: str, mask: str) -> str:
+    return graph.op("Div", _sum(graph, tokens, mask), _at_least_one(graph, _count(graph, mask)))
+
+
+def _mean_sqrt_len(graph: Graph, tokens: str, mask: str) -> str:
+    return graph.op("Div", _sum(graph, tokens, mask), graph.op("Sqrt", _at_least_one(graph, _count(graph, mask))))
+
+
+def _weighted_mean(graph: Graph, tokens: str, mask: str) -> str:
+    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    weights = graph.op("Mul", mask, graph.op("Add", _steps(graph, mask), graph.integer(1)))
+    return graph.op("Div", _sum(graph, tokens, weights), _at_least_one(graph, _count(graph, weights)))
+
+
+_POOLINGS = {
+    "cls": _cls,
+    "max": _max,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}
+
+
+def _steps(graph: Graph, mask: str) -> str:
+    """0, 1, 2, ... as int64 [l]."""
+    length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
+    return graph.op("Range", graph.integer(0), length, graph.integer(1))
+
+
+def _count(graph: Graph, weights: str) -> str:
+    """The sum of int64 weights, [b, 1]."""
+    return graph.reduce("ReduceSum", weights, 1, keep=True)
+
+
+def _at_least_one(graph: Graph, count: str) -> str:
+    """As float; a sum over no token is zeros, so any divisor but 0 gives the zeros that 1e-9 gives the reference."""
+    return graph.op("Max", graph.floats(count), graph.number(1.0))
+
+
+def _sum(graph: Graph, tokens: str, weights: str) -> str:
+    weighted = graph.op("Mul", tokens, graph.unsqueeze(graph.floats(weights), -1))
+    return graph.reduce("ReduceSum", weighted, 1, keep=False)
+
+
+def _pick(graph: Graph, tokens: str, where: str) -> str:
+    """The sum of the tokens where a bool [b, l] holds: one of them, or none."""
+    return _sum(graph, tokens, where)
+
+
+def _normalize(graph: Graph, value: str, name: str | None = None) -> str:
+    length = graph.op("Max", graph.reduce("ReduceL2", value, -1, keep=True), graph.number(1e-12))
+    return graph.op("Div", value, length, name=name)
+
+
+def _dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
+    weights = open_weights(folder, dense.path)
+    shape = (dense.out_features, dense.in_features)
+    weights.check("linear.weight", shape)
+    weight = graph.weight(
+        f"{dense.path}.weight", shape[::-1], lambda: np.ascontiguousarray(weights.get("linear.weight", shape).T)
+    )
+    value = graph.op("MatMul", value, weight)
+    if dense.bias:
+        weights.check("linear.bias", shape[:1])
+        bias = graph.weight(f"{dense.path}.bias", shape[:1], lambda: weights.get("linear.bias", shape[:1]))
+        value = graph.op("Add", value, bias)
+    return graph.activate(dense.activation, value)
+
+
+def _layer_norm(graph: Graph, norm: LayerNorm, folder: Path, value: str) -> str:
+    weights = open_weights(folder, norm.path)
+    shape = (norm.dimension,)
+    weights.check("norm.weight", shape)
+    weights.check("norm.bias", shape)
+    return graph.layer_norm(
+        value,
+        graph.weight(f"{norm.path}.weight", shape, lambda: weights.get("norm.weight", shape)),
+        graph.weight(f"{norm.path}.bias", shape, lambda: weights.get("norm.bias", shape)),
+        TORCH_NORM_EPS,
+    )

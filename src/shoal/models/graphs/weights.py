@@ -1,0 +1,150 @@
+"""Tensors of a model's safetensors files as float32 arrays: one file or shards, read where they lie (memory-mapped).
+
+The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header of name -> dtype, shape and
+byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) are never read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import ModelFileError
+from shoal.models.contract.json_file import read_object
+
+Floats = npt.NDArray[np.float32]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_MAX_HEADER = 100_000_000
+"""The format's own bound on its header."""
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class _Tensor(NamedTuple):
+    file: str
+    dtype: str
+    data: npt.NDArray[Any]
+
+
+class Weights:
+    """The tensors of one folder by name. `where` names the file for errors."""
+
+    def __init__(self, where: str, tensors: dict[str, _Tensor]) -> None:
+        self.where = where
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
+        return _float32(self._stored(name, shape).data)
+
+    def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
+        """`get(name, shape)[wanted]`, without reading the other rows."""
+        return _float32(self._stored(name, shape).data[wanted])
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise what `get` would, without reading the data."""
+        self._stored(name, shape)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> _Tensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFileError("this tensor is missing", file=self.where, key=name)
+        if tensor.data.shape != shape:
+            raise ModelFileError(
+                f"has shape {list(tensor.data.shape)}, but the configuration says {list(shape)}",
+                file=tensor.file,
+                key=name,
+            )
+        return tensor
+
+
+def has_weights(folder: Path, path: str = "") -> bool:
+    """Whether the folder holds weights that can be read."""
+    return any((folder / path / name).is_file() for name in (WEIGHTS, INDEX))
+
+
+def open_weights(folder: Path, path: str = "") -> Weights:
+    """The weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
+    prefix = f"{path}/" if path else ""
+    if (folder / prefix / WEIGHTS).is_file():
+        return Weights(prefix + WEIGHTS, _read_file(folder, prefix + WEIGHTS))
+    index = read_object(folder, prefix + INDEX)
+    if index is not None:
+        return Weights(index.name, _read_shards(folder, prefix, index.object("weight_map"), index.name))
+    for name in PICKLES:
+        if (folder / prefix / name).is_file():
+            raise ModelFileError(
+                "holds pickled weights, which can run code and are never read; use a revision with model.safetensors, "
+                "or save the model again with safe_serialization=True",
+                file=prefix + name,
+            )
+    raise ModelFileError("is missing; fetch the model again", file=prefix + WEIGHTS)
+
+
+def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) -> dict[str, _Tensor]:
+    tensors: dict[str, _Tensor] = {}
+    for shard in sorted({str(place) for place in places.values()}):
+        if "/" in shard or "\\" in shard:
+            raise ModelFileError(f"{shard!r} is not a file of this folder", file=where, key="weight_map")
+        if not (folder / prefix / shard).is_file():
+            raise ModelFileError(f"is missing, but {where} names it; fetch the model again", file=prefix + shard)
+        tensors |= _read_file(folder, prefix + shard)
+    for name in places:
+        if name not in tensors:
+            raise ModelFileError("is in no shard", file=where, key=name)
+    return tensors
+
+
+def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
+    path = folder / name
+    size = path.stat().st_size
+    broken = ModelFileError("is not a complete safetensors file; fetch the model again", file=name)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, _MAX_HEADER):
+            raise broken
+        try:
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            entries = {key: msgspec.json.decode(raw, type=_Entry) for key, raw in header.items()}
+        except msgspec.DecodeError:
+            raise broken from None
+    start, tensors = 8 + length, {}
+    memory = np.memmap(path, np.uint8, "r", offset=start) if size > start else np.empty(0, np.uint8)
+    for key, entry in entries.items():
+        begin, end = entry.data_offsets
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            # Buffers such as position_ids are integers and never asked for: only a float weight can be.
+            continue
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        if not 0 <= begin <= end <= size - start or end - begin != count * dtype.itemsize:
+            raise broken
+        # A plain view, not np.memmap, whose subclass makes every slice slow. Offsets need no alignment in this format.
+        data = np.asarray(memory[begin:end]).view(dtype).reshape(entry.shape)
+        tensors[key] = _Tensor(name, entry.dtype, data)
+    return tensors
+
+
+def _float32(stored: npt.NDArray[Any]) -> Floats:
+    if stored.dtype == np.uint16:  # bfloat16 is the upper half of a float32
+        widened: Floats = (stored.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return np.ascontiguousarray(stored, np.float32)

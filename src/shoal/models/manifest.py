@@ -1,0 +1,155 @@
+"""What the store writes down about a model: where it came from, how it was converted, the hash of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from shoal.errors import ModelFileError
+from shoal.types import TextSpec
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class FileFacts(msgspec.Struct, frozen=True):
+    """`size` in bytes; `mtime` in nanoseconds, so that an untouched file need not be read to be trusted."""
+
+    sha256: str
+    size: int
+    mtime: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The outcome of comparing a converted model with a second path; `cosine` is the worst one seen."""
+
+    text: str
+    cosine: float | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One model in the store.
+
+    `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
+    `converter` and `settings` made `graph` (a path in the model's folder, as those of `text` and `files` are).
+    `graph_source` is "built" or "shipped". `created`: unix seconds. `files`: all but this manifest.
+    """
+
+    format: int = FORMAT
+    id: str
+    address: str
+    source: str
+    revision: str
+    converter: int
+    settings: dict[str, str | int | float | bool] = {}
+    graph: str
+    graph_source: str
+    parameters: int
+    text: TextSpec
+    verification: Verdict | None = None
+    created: int
+    files: dict[str, FileFacts]
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(facts.size for facts in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the names and hashes of all files: equal for equal content."""
+        lines = "".join(f"{facts.sha256}  {name}\n" for name, facts in sorted(self.files.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into the model's folder."""
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a model's manifest; raises ModelFileError when it is absent, broken or of another format."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"cannot be read ({error.strerror}); pull the model again", file=MANIFEST) from error
+    try:
+        version = msgspec.json.decode(data, type=_Format).format
+        if version != FORMAT:
+            raise ModelFileError(
+                f"is {version}, this Shoal reads {FORMAT}; pull the model again", file=MANIFEST, key="format"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ModelFileError(f"is broken ({error}); pull the model again", file=MANIFEST) from error
+    for name in (*manifest.files, manifest.graph, manifest.text.tokenizer):
+        if not is_inside(name):
+            raise ModelFileError(
+                "leads out of the model's folder; remove the model and pull it again", file=MANIFEST, key=name
+            )
+    return manifest
+
+
+def measure(folder: Path, known: dict[str, str] | None = None) -> dict[str, FileFacts]:
+    """Hash every file under `folder` but the manifest; `known` holds hashes (by relative path) computed before."""
+    facts = {}
+    for path in _walk(folder):
+        name = path.relative_to(folder).as_posix()
+        if name != MANIFEST:
+            stat = path.stat()
+            digest = (known or {}).get(name) or sha256(path)
+            facts[name] = FileFacts(sha256=digest, size=stat.st_size, mtime=stat.st_mtime_ns)
+    return facts
+
+
+def check_files(folder: Path, manifest: Manifest, *, full: bool = False) -> list[str]:
+    """Compare the files with the manifest; answers one line a difference, none when all is well.
+
+    A file of the right size and time is trusted; one of the right size alone is hashed, because copying a store
+    changes times and not contents. `full` hashes every file.
+    """
+    wrong = []
+    for name, facts in sorted(manifest.files.items()):
+        path = folder / name
+        try:
+            stat = os.lstat(path)
+        except OSError:
+            wrong.append(f"{name} is missing")
+            continue
+        if stat.st_size != facts.size:
+            wrong.append(f"{name} has {stat.st_size} bytes, not {facts.size}")
+        elif (full or stat.st_mtime_ns != facts.mtime) and sha256(path) != facts.sha256:
+            wrong.append(f"{name} has changed: its SHA-256 is not {facts.sha256}")
+    return wrong
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path with forward slashes stays in its folder, whatever system reads it."""
+    path = PurePosixPath(name)
+    return (
+        bool(path.parts)
+        and not path.is_absolute()
+        and not ({"..", "."} & set(name.split("/")))
+        and "\\" not in name
+        and "\0" not in name
+    )
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        for name in sorted(names):
+            yield Path(root, name)

@@ -1,0 +1,70 @@
+"""Where a model's files come from: the hub, a wheel of the package index, a folder of this machine.
+
+Everything here blocks, for callers to run in a thread; a Stop ends it at the next chunk of data.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.errors import AddressError, SourceError
+from shoal.models.address import Address
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import folder, hub, pypi
+from shoal.models.sources.access import Access, Fetched, Job, disk_error
+from shoal.models.sources.pins import Pin, pin_of
+
+_FETCH: dict[str, Callable[[Job], Fetched]] = {"hf": hub.fetch, "pypi": pypi.fetch, "file": folder.fetch}
+
+
+def fetch(
+    address: Address,
+    into: Path,
+    *,
+    access: Access | None = None,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> Fetched:
+    """Put the files of a local address into the folder `into`, emptied first, or find them where they are (`file:`).
+
+    The default model is taken from the first of its sources that answers and must match its pinned hashes. Raises
+    SourceError with the next step, or Cancelled; what lies in `into` then is worth nothing.
+    """
+    access, progress, stop = access or Access(), progress or Progress(), stop or Stop()
+    if not address.local:
+        raise AddressError(f"{address} names a model of another server: there are no files to fetch; serve it instead")
+    if access.offline and address.scheme != "file":
+        raise SourceError(f"{address} is not in the store and `offline` is set: unset it to fetch the model")
+    pin = pin_of(address)
+    sources = pin.sources if pin else (address,)
+    only = pin.files if pin else None
+    failures: list[str] = []
+    for source in sources:
+        _empty(into)
+        # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
+        patience = 10.0 if source == sources[-1] else 3.0
+        job = Job(source, into, access, progress, stop, only=only, patience=patience)
+        try:
+            fetched = _FETCH[source.scheme](job)
+        except SourceError as error:
+            failures.append(error.message)
+            progress.noted(error.message)
+            continue
+        if pin is not None:
+            pin.check(fetched)
+        return fetched
+    raise SourceError("; ".join(failures))
+
+
+def _empty(target: Path) -> None:
+    try:
+        if target.exists():
+            shutil.rmtree(target)
+        target.mkdir(parents=True)
+    except OSError as error:
+        raise disk_error(error, "the store") from error
+
+
+__all__ = ["Access", "Fetched", "Pin", "fetch", "pin_of"]

@@ -1,0 +1,67 @@
+"""What every source is given, and what it gives back."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import SourceError
+from shoal.models.address import Address
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources.select import choose
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How far the network may be used. `hub` None: the hub client's own default, which HF_ENDPOINT moves.
+
+    `pip`: environment that pip gets on top of this process's (an index of one's own, for instance).
+    """
+
+    offline: bool = False
+    hf_token: str | None = field(default=None, repr=False)
+    hub: str | None = None
+    pip: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A model's files: `folder` holds them, `address` gave them, `revision` says which (commit, version, fingerprint).
+
+    `hashes`: SHA-256 of the files that were hashed on the way, by path in the folder.
+    """
+
+    folder: Path
+    address: Address
+    revision: str
+    hashes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One fetch. `only` limits the files to those names; `patience`: seconds for a source to answer at all."""
+
+    address: Address
+    into: Path
+    access: Access
+    progress: Progress
+    stop: Stop
+    only: frozenset[str] | None = None
+    patience: float = 10.0
+
+    def choose(self, names: Collection[str], folders: Iterable[str]) -> list[str]:
+        """Those of a source's files that this job fetches. Raises SourceError when they make no model."""
+        try:
+            chosen = choose(names, folders)
+        except SourceError as error:
+            raise SourceError(f"{self.address}: {error.message}") from None
+        return chosen if self.only is None else [name for name in chosen if name in self.only]
+
+
+def disk_error(error: OSError, what: str) -> SourceError:
+    """The next step for an error of this machine's file system while `what` was written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return SourceError(f"{what}: the disk is full; free some space (`shoal rm`), or set SHOAL_HOME to a larger one")
+    return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")

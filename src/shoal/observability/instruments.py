@@ -1,0 +1,88 @@
+"""Counts and histograms that cost a few hundred nanoseconds, exported through prometheus-client.
+
+The library's own children take a lock and scan their buckets on every call, several microseconds a request in all;
+everything here is written by one event loop, so that plain attributes are enough. Reading from another thread is safe:
+a scrape may see one request half counted, never a torn number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
+
+
+class Count:
+    """A number that only grows: add to `value`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Histogram:
+    """How often a value fell at or below each of the ascending `bounds`, with the last bucket open."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at or below it), ending in +Inf, as the exposition format wants it."""
+        names = [*map(floatToGoString, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+I = TypeVar("I", Count, Histogram)  # noqa: E741 - an instrument
+
+
+class Family(Generic[I]):
+    """All series of one metric: `child` finds or makes the one with these label values."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], I]) -> None:
+        self.name = name
+        self._text = text
+        self._labels = tuple(labels)
+        self._make: Callable[[], I] = make
+        self._children: dict[tuple[str, ...], I] = {}
+
+    def child(self, *labels: str) -> I:
+        found = self._children.get(labels)
+        if found is None:
+            found = self._children[labels] = self._make()
+        return found
+
+    def series(self) -> list[tuple[tuple[str, ...], I]]:
+        """The series so far, as one snapshot that later children do not disturb."""
+        return list(self._children.items())
+
+    def collect(self) -> Metric:
+        histogram = HistogramMetricFamily(self.name, self._text, labels=self._labels)
+        counter = CounterMetricFamily(self.name, self._text, labels=self._labels)
+        for labels, instrument in self.series():
+            if isinstance(instrument, Histogram):
+                histogram.add_metric(labels, instrument.cumulative(), instrument.total)
+            else:
+                counter.add_metric(labels, instrument.value)
+        return histogram if isinstance(self._make(), Histogram) else counter
+
+
+def gauge(name: str, text: str, labels: Sequence[str], rows: Iterator[tuple[Sequence[str], float]]) -> Metric:
+    """A gauge read at scrape time: one row for each series."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family

@@ -1,0 +1,181 @@
+"""Logs: one line an event, coloured on a terminal, JSON elsewhere, written by a thread of their own.
+
+Only the fields named in FIELDS leave a record besides its message, so that an input or a key that a caller attaches by
+mistake is not written; bearer tokens in messages are masked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Literal, TextIO, TypeAlias
+
+import orjson
+
+Format = Literal["auto", "text", "json"]
+
+ACCESS = "shoal.access"
+"""The logger of one line a request; its records carry FIELDS as extra attributes."""
+
+FIELDS = (
+    *("request_id", "method", "path", "status", "ms", "model", "items", "tokens"),
+    *("batch", "queue_ms", "replica", "client", "kind"),
+)
+
+request_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
+"""Set by whoever begins a request; every record made inside it carries the id."""
+
+_State: TypeAlias = tuple[logging.Logger, list[logging.Handler], int, bool]
+_SECRETS = re.compile(r"(?i)(bearer\s+|\bhf_|\bsk-)[\w.~+/=-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+
+
+class Logs:
+    """Logging as `configure` set it up; leaving it, or `close`, writes what is pending and puts the loggers back."""
+
+    def __init__(self, listener: QueueListener, before: Sequence[_State]) -> None:
+        self._listener: QueueListener | None = listener
+        self._before = before
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            for logger, handlers, level, propagate in self._before:
+                logger.handlers[:] = handlers
+                logger.setLevel(level)
+                logger.propagate = propagate
+            self._listener.stop()
+            self._listener = None
+
+
+def configure(
+    level: str = "info",
+    format: Format = "auto",
+    *,
+    access: bool = True,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Logs:
+    """Send all records to `stream` (standard error): Shoal's and uvicorn's from `level`, other libraries' warnings.
+
+    `format` "auto" means text on a terminal and JSON elsewhere; NO_COLOR switches colours off. `access` False silences
+    the access log. Run uvicorn with `log_config=None`, or it sets up its own. Raises ValueError for an unknown level.
+    """
+    out = sys.stderr if stream is None else stream
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        known = ", ".join(name.lower() for name in _COLOURS)
+        raise ValueError(f"unknown log level {level!r}: use one of {known}")
+    terminal = out.isatty()
+    as_text = format == "text" or (format == "auto" and terminal)
+    colour = terminal and not (os.environ if environ is None else environ).get("NO_COLOR")
+
+    writer = logging.StreamHandler(out)
+    writer.setFormatter(TextFormatter(colour=colour) if as_text else JsonFormatter())
+    records: SimpleQueue[Any] = SimpleQueue()
+    entry = _Entry(records)
+    listener = QueueListener(records, writer)
+
+    levels = {
+        "": logging.WARNING,
+        "shoal": number,
+        ACCESS: logging.NOTSET if access else logging.CRITICAL,
+        "uvicorn": number,
+        "uvicorn.error": logging.NOTSET,
+        "uvicorn.asgi": logging.NOTSET,
+        # uvicorn's access line knows neither model nor batch: Shoal's replaces it
+        "uvicorn.access": logging.CRITICAL,
+    }
+    loggers = {name: logging.getLogger(name) for name in levels}
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers.values()]
+    for name, logger in loggers.items():
+        logger.handlers[:] = [] if name else [entry]
+        logger.setLevel(levels[name])
+        logger.propagate = True
+    listener.start()
+    return Logs(listener, before)
+
+
+class _Entry(QueueHandler):
+    """Hands records over to the writing thread as they are; formatting happens there."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        if not hasattr(record, "request_id") and (current := request_id.get()):
+            record.request_id = current
+        return record
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the FIELDS that the record has, error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _masked(record.getMessage()),
+        }
+        entry.update(_fields(record))
+        if record.exc_info:
+            entry["error"] = _masked(self.formatException(record.exc_info))
+        return orjson.dumps(entry, default=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people; what clients send cannot begin a new line or steer the terminal."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        level = self._paint(_COLOURS.get(record.levelname, "0"), f"{record.levelname.lower():<8}")
+        fields = _fields(record)
+        if record.name == ACCESS:
+            message = " ".join(str(fields.pop(name, "-")) for name in ("method", "path", "status"))
+        else:
+            message = _masked(record.getMessage())
+        shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+        line = f"{self._paint('2', time)} {level} {_CONTROL.sub(_escaped, message)}"
+        if shown:
+            line += "  " + self._paint("2", _CONTROL.sub(_escaped, shown))
+        if record.exc_info:
+            line += "\n" + _masked(self.formatException(record.exc_info)).replace("\x1b", "\\x1b")
+        return line
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    found = ((name, record.__dict__.get(name)) for name in FIELDS)
+    return {name: _masked(value) if isinstance(value, str) else value for name, value in found if value is not None}
+
+
+def _shown(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _masked(text: str) -> str:
+    return _SECRETS.sub(r"\1***", text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()

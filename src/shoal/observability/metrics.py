@@ -1,0 +1,300 @@
+"""Prometheus metrics of one server: every metric name of Shoal is in this file.
+
+Requests balance: shoal_requests_received_total = the sum of shoal_requests_total over its outcomes + what is in flight.
+A request that is turned away before it is accepted counts in shoal_refused_total alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.core.protocols import BatchReport, Observer
+from shoal.observability.instruments import Count, Family, Histogram, gauge
+from shoal.types import Result, TaskKind, TrafficClass
+
+Stage = Literal["prepare", "queue", "infer", "finish", "encode"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+UNKNOWN = "unknown"
+"""The label of every model that is not served: a client cannot invent series."""
+
+MAX_MODELS = 1000
+"""Names that may become labels in a server's life; loading and unloading ever new ones ends here."""
+
+STATES = ("loading", "ready", "failed", "unloading")
+
+# A lone short text takes 1-3 ms, a batch at most 40 ms, the starvation guard acts at 250 ms, and 30 s is the deadline:
+# dense where latency is judged, with a bound at each of these marks.
+REQUEST_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+# Stages begin at tens of microseconds (tokenising one short text) and end at the deadline.
+STAGE_SECONDS = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04),
+    *(0.1, 0.25, 1.0, 5.0, 30.0),
+)
+BATCH_SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.25, 1.0, 5.0)
+# Powers of two are what size buckets are made of; 2,048 is the largest request.
+BATCH_SIZE = tuple(float(2**n) for n in range(12))
+BATCH_TOKENS = tuple(float(2**n) for n in range(4, 17))
+# 10 ms is one short text's worth of waiting; anything over 100 ms is a stall that users notice.
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class _Requests:
+    """The series of one model and task, found once a request by one dictionary look-up."""
+
+    __slots__ = ("items", "outcomes", "received", "seconds", "tokens", "truncated")
+
+    def __init__(self, metrics: _Families, model: str, task: str) -> None:
+        self.received: dict[str, Count] = {
+            name: metrics.received.child(model, task, name) for name in ("interactive", "bulk")
+        }
+        self.outcomes: dict[str, Count] = {"ok": metrics.requests.child(model, task, "ok")}
+        self.seconds = metrics.seconds.child(model, task)
+        self.items = metrics.items.child(model, task)
+        self.tokens = metrics.tokens.child(model, task)
+        self.truncated = metrics.truncated.child(model)
+
+
+class _Batches:
+    """The series of one model and replica."""
+
+    __slots__ = ("flushes", "padded", "seconds", "size", "tokens")
+
+    def __init__(self, metrics: _Families, model: str, replica: str) -> None:
+        self.size = metrics.batch_size.child(model)
+        self.tokens = metrics.batch_tokens.child(model)
+        self.padded = metrics.padded_tokens.child(model)
+        self.seconds = metrics.batch_seconds.child(model, replica)
+        self.flushes: dict[str, Count] = {}
+
+
+class _Families:
+    """Every counter and histogram, by name."""
+
+    def __init__(self) -> None:
+        model, task = ("model",), ("model", "task")
+        self.received = Family(
+            "shoal_requests_received_total", "Requests accepted, by traffic class.", (*task, "class"), Count
+        )
+        self.requests = Family(
+            "shoal_requests_total", "Requests finished, by outcome: ok, cancelled or an error's kind.",
+            (*task, "outcome"), Count,
+        )  # fmt: skip
+        self.refused = Family(
+            "shoal_refused_total", "Requests turned away before they were accepted, by reason.", ("reason",), Count
+        )
+        self.seconds = Family(
+            "shoal_request_seconds", "From acceptance to answer.", task, lambda: Histogram(REQUEST_SECONDS)
+        )
+        self.items = Family("shoal_items_total", "Items answered.", task, Count)
+        self.tokens = Family("shoal_tokens_total", "Tokens that models read for these items.", task, Count)
+        self.truncated = Family("shoal_truncated_total", "Items cut to the model's length.", model, Count)
+        self.batches = Family(
+            "shoal_batches_total", "Engine calls, by what sent the batch.", ("model", "replica", "flush"), Count
+        )
+        self.batch_errors = Family("shoal_batch_errors_total", "Engine calls that failed.", ("kind",), Count)
+        self.batch_size = Family("shoal_batch_size", "Items in a batch.", model, lambda: Histogram(BATCH_SIZE))
+        self.batch_tokens = Family(
+            "shoal_batch_tokens", "Tokens in a batch, padding left out.", model, lambda: Histogram(BATCH_TOKENS)
+        )
+        self.padded_tokens = Family(
+            "shoal_batch_padded_tokens_total",
+            "Tokens computed, padding included: 1 - shoal_batch_tokens_sum / this is the share of padding.",
+            model,
+            Count,
+        )
+        self.batch_seconds = Family(
+            "shoal_batch_seconds", "Time of an engine call.", ("model", "replica"), lambda: Histogram(BATCH_SECONDS)
+        )
+        self.stage_seconds = Family(
+            "shoal_stage_seconds", "Time that a request spent in each stage.", ("model", "stage"),
+            lambda: Histogram(STAGE_SECONDS),
+        )  # fmt: skip
+        self.lag = Family(
+            "shoal_loop_lag_seconds", "How late the event loop woke a timer.", (), lambda: Histogram(LAG_SECONDS)
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        for family in vars(self).values():
+            yield family.collect()
+
+
+class PrometheusObserver(Observer, Collector):
+    """Counts what happens; its methods take a microsecond or less together a stage and never raise.
+
+    `attach` gives it what is read at scrape time: `models` answers (name, state) of every served model, from memory and
+    without raising; `queues` answers (model, items, tokens) that wait now.
+    """
+
+    def __init__(self) -> None:
+        self._families = _Families()
+        self._requests: dict[tuple[str, str], _Requests] = {}
+        self._batches: dict[tuple[str, str], _Batches] = {}
+        self._stages: dict[tuple[str, str], Histogram] = {}
+        self._names: set[str] = set()
+        self._models: Callable[[], Iterable[tuple[str, str]]] = tuple
+        self._queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+        self._lag = self._families.lag.child()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def attach(
+        self,
+        models: Callable[[], Iterable[tuple[str, str]]],
+        queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple,
+    ) -> None:
+        self._models = models
+        self._queues = queues
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+        series = self._requests.get((model, task)) or self._add_requests(model, task)
+        series.received[traffic].value += 1
+
+    def batched(self, report: BatchReport) -> None:
+        series = self._batches.get((report.model, report.replica)) or self._add_batches(report.model, report.replica)
+        series.size.observe(report.items)
+        series.tokens.observe(report.tokens)
+        series.padded.value += report.padded_tokens
+        series.seconds.observe(report.seconds)
+        flush = series.flushes.get(report.flush)
+        if flush is None:
+            label = self._label(report.model)
+            flush = series.flushes[report.flush] = self._families.batches.child(label, report.replica, report.flush)
+        flush.value += 1
+        if report.error is not None:
+            self._families.batch_errors.child(report.error).value += 1
+
+    def inferred(self, model: str, stage: str, seconds: float) -> None:
+        series = self._stages.get((model, stage))
+        if series is None:
+            label = self._label(model)
+            series = self._families.stage_seconds.child(label, stage)
+            if label == model:
+                self._stages[model, stage] = series
+        series.observe(seconds)
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        series = self._requests.get((model, task)) or self._add_requests(model, task)
+        count = series.outcomes.get(outcome)
+        if count is None:
+            count = series.outcomes[outcome] = self._families.requests.child(self._label(model), task, outcome)
+        count.value += 1
+        series.seconds.observe(seconds)
+        if result is not None:
+            series.items.value += len(result.tokens)
+            series.tokens.value += sum(result.tokens)
+            series.truncated.value += result.truncated
+
+    def refused(self, reason: str) -> None:
+        """A request was turned away before it was accepted: `reason` is the error's kind."""
+        self._families.refused.child(reason).value += 1
+
+    def lagged(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything but the process's own metrics; called by the registry on every scrape."""
+        families = self._families
+        yield from families.collect()
+        yield self._cancelled()
+        yield gauge("shoal_requests_in_flight", "Requests accepted and not finished.", ("model", "task"), self._open())
+        models = list(self._models())
+        yield gauge(
+            "shoal_model_state", "1 for the state that a model is in.", ("model", "state"),
+            (((name, state), float(state == now)) for name, now in models for state in STATES),
+        )  # fmt: skip
+        queues = list(self._queues())
+        yield gauge(
+            "shoal_queue_items", "Items that wait for a slot.", ("model",), (((m,), float(n)) for m, n, _ in queues)
+        )
+        yield gauge(
+            "shoal_queue_tokens", "Tokens that wait for a slot.", ("model",), (((m,), float(n)) for m, _, n in queues)
+        )
+
+    def render(self) -> bytes:
+        """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
+        return generate_latest(self._registry)
+
+    def _cancelled(self) -> Metric:
+        family = CounterMetricFamily("shoal_cancelled_total", "Requests whose client left.", labels=("model", "task"))
+        for (model, task, outcome), count in self._families.requests.series():
+            if outcome == "cancelled":
+                family.add_metric((model, task), count.value)
+        return family
+
+    def _open(self) -> Iterator[tuple[tuple[str, str], float]]:
+        balance: dict[tuple[str, str], float] = {}
+        for (model, task, _), count in self._families.received.series():
+            balance[model, task] = balance.get((model, task), 0) + count.value
+        for (model, task, _), count in self._families.requests.series():
+            balance[model, task] = balance.get((model, task), 0) - count.value
+        yield from balance.items()
+
+    def _label(self, model: str) -> str:
+        """The name itself once it is a served model, else UNKNOWN."""
+        if model in self._names:
+            return model
+        if len(self._names) < MAX_MODELS and any(name == model for name, _ in self._models()):
+            self._names.add(model)
+            return model
+        return UNKNOWN
+
+    def _add_requests(self, model: str, task: str) -> _Requests:
+        key = (self._label(model), task)
+        if key not in self._requests:
+            self._requests[key] = _Requests(self._families, *key)
+        return self._requests[key]
+
+    def _add_batches(self, model: str, replica: str) -> _Batches:
+        key = (self._label(model), replica)
+        if key not in self._batches:
+            self._batches[key] = _Batches(self._families, *key)
+        return self._batches[key]
+
+
+class LoopLag:
+    """Measures, while entered, how late the event loop wakes a timer of `interval` seconds: its own stalls."""
+
+    def __init__(
+        self,
+        record: Callable[[float], None],
+        interval: float = 0.1,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._record = record
+        self._interval = interval
+        self._sleep = sleep
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LoopLag:
+        self._task = asyncio.create_task(self._sample(), name="loop-lag")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _sample(self) -> None:
+        while True:
+            start = self._clock()
+            await self._sleep(self._interval)
+            self._record(max(0.0, self._clock() - start - self._interval))

@@ -1,0 +1,35 @@
+"""Which prompt a task asks for: the rules of sentence-transformers' encode, encode_query and encode_document."""
+
+from __future__ import annotations
+
+from shoal.errors import InvalidValue
+from shoal.types import TextSpec
+
+ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Names under which models keep the prompt of a role, in the order of preference."""
+
+
+def resolve(spec: TextSpec, prompt_name: str | None, input_type: str | None) -> str:
+    """The text to put before each input, maybe empty.
+
+    A name wins over a role. A role that the model has no prompt for adds nothing, not even the default prompt. Raises
+    InvalidValue for a name that the model does not have and for a role that nobody knows.
+    """
+    if input_type is not None and input_type not in ROLES:
+        raise InvalidValue(
+            f"input_type {input_type!r} is not known; use one of: {', '.join(ROLES)}", param="input_type"
+        )
+    if prompt_name is not None:
+        return named(spec, prompt_name)
+    if input_type is not None:
+        return next((spec.prompts[name] for name in ROLES[input_type] if name in spec.prompts), "")
+    return spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
+
+
+def named(spec: TextSpec, name: str) -> str:
+    """The prompt of that name. Raises InvalidValue, which lists the names that the model has."""
+    prompt = spec.prompts.get(name)
+    if prompt is None:
+        known = ", ".join(sorted(spec.prompts)) or "none: send the text with its prompt before it instead"
+        raise InvalidValue(f"the model has no prompt named {name!r}; it has: {known}", param="prompt_name")
+    return prompt

@@ -1,0 +1,245 @@
+"""Texts and token ids to the tensors of an encoder, and its rows to vectors."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.core.protocols import EngineFacts, Prepared, Tensors
+from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong, Unsupported
+from shoal.pipelines import prompts
+from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
+from shoal.pipelines.vectors import Shape, shape_rows
+from shoal.types import Array, Direction, Embed, TextItem, TextSpec
+
+INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask"})
+
+
+class _Asked(NamedTuple):
+    """What a task asks of each of its items. `added` is the field that named a prompt; `skip`: tokens of the prompt
+    that pooling leaves out."""
+
+    prompt: str
+    added: str | None
+    skip: int
+    truncate: bool
+    direction: Direction
+    shape: Shape
+
+
+class _Extra(NamedTuple):
+    shape: Shape
+    skip: int
+
+
+class TextPipeline:
+    """Pipeline for one text model, with the vectors that sentence-transformers 6 gives for the same files: texts are
+    taken as they are, blanks included, with the prompt before them.
+
+    Every item needs the output `spec.pooled` alone and may share an engine call with every other: cutting to
+    `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's precision.
+    `param` of an error names a field of Embed. Raises ModelFileError when the tokenizer or the spec cannot be used.
+    """
+
+    def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
+        if unknown := set(spec.inputs) - INPUTS:
+            raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
+        masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
+        if masked and "pooling_mask" not in spec.inputs:
+            raise ModelFileError(
+                "false needs a graph with a pooling_mask input; convert the model from its safetensors",
+                file="1_Pooling/config.json",
+                key="include_prompt",
+            )
+        self.spec = spec
+        self.truncate = truncate
+        self.tokenizer = TextTokenizer(folder, spec.tokenizer, lower_case=spec.lower_case)
+        self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
+        self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
+        self._gives_raw = not spec.ends_normalized or spec.pooled != spec.sentence_embedding
+        self._outputs = (spec.pooled,)
+        self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
+
+    def check(self, task: Embed) -> None:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize)."""
+        self._prompt(task)
+        if task.dimensions is not None and not 1 <= task.dimensions <= self.spec.dimension:
+            raise InvalidValue(
+                f"dimensions must be from 1 to {self.spec.dimension}, the model's own; got {task.dimensions}",
+                param="dimensions",
+            )
+        if not task.normalize and not self._gives_raw:
+            raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
+
+    def estimate(self, item: TextItem) -> int:
+        """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
+        full, so that nobody thinks its tokenising a small job."""
+        if not isinstance(item, str):
+            return max(1, len(item))
+        frame = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        if len(item) > self._read_whole:
+            return frame + len(item) // 3
+        size = len(item) if item.isascii() else len(item.encode(errors="surrogatepass"))
+        return max(1, min(self.spec.max_tokens, frame + size // 3))
+
+    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+        answers: list[Prepared | ShoalError | None] = []
+        texts: list[str] = []
+        directions: list[Direction] = []
+        waiting: list[tuple[int, _Asked]] = []
+        last: Embed | None = None
+        asked: _Asked | ShoalError
+        for task, item in items:
+            if task is not last:
+                asked, last = self._asked(task), task
+            if isinstance(asked, ShoalError):
+                answers.append(asked)
+            elif isinstance(item, str):
+                waiting.append((len(answers), asked))
+                answers.append(None)
+                texts.append(asked.prompt + item if asked.prompt else item)
+                directions.append(asked.direction)
+            else:
+                answers.append(self._from_ids(asked, item))
+        if texts:
+            fits = self._fit(texts, directions)
+            for (i, asked), text, fitted in zip(waiting, texts, fits, strict=True):
+                answers[i] = self._from_text(asked, text, fitted)
+        return [answer for answer in answers if answer is not None]
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        """int64 [rows, length], right-padded; rows past the batch hold one attended token, so that none divides by
+        zero. A bucket is never a reason to go past the positions that the model has."""
+        count = len(batch)
+        rows = _round_up(count, facts.size_buckets)
+        lengths = np.ones((rows, 1), dtype=np.int64)
+        lengths[:count, 0] = [item.cost for item in batch]
+        longest = int(lengths.max())
+        width = max(longest, min(_round_up(longest, facts.length_buckets), self.spec.max_tokens))
+        ids = np.full((rows, width), self.spec.pad_id, dtype=np.int64)
+        for row, item in zip(ids, batch, strict=False):
+            row[: item.cost] = item.tensors["input_ids"]
+        positions = np.arange(width, dtype=np.int64)
+        attended = positions < lengths
+        tensors: dict[str, Array] = {"input_ids": ids}
+        for name in self.spec.inputs:
+            if name == "attention_mask":
+                tensors[name] = attended.astype(np.int64)
+            elif name == "token_type_ids":
+                tensors[name] = np.zeros_like(ids)
+            elif name == "position_ids":
+                tensors[name] = np.tile(positions, (rows, 1))
+            elif name == "pooling_mask":
+                skips = np.zeros((rows, 1), dtype=np.int64)
+                skips[:count, 0] = [item.extra.skip for item in batch]
+                tensors[name] = (attended & (positions >= skips)).astype(np.int64)
+        return tensors
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+        return shape_rows(outputs[self.spec.pooled][: len(batch)], [item.extra.shape for item in batch])
+
+    def _asked(self, task: Embed) -> _Asked | ShoalError:
+        try:
+            prompt = self._prompt(task)
+        except ShoalError as error:
+            return error
+        added = None
+        if task.prompt_name is not None:
+            added = "prompt_name"
+        elif task.input_type is not None and prompt:
+            added = "input_type"
+        dimensions = None if task.dimensions == self.spec.dimension else task.dimensions
+        return _Asked(
+            prompt=prompt,
+            added=added,
+            skip=self._skips.get(prompt, 0),
+            truncate=self.truncate if task.truncate is None else task.truncate,
+            direction=task.truncation_direction,
+            shape=(dimensions, task.normalize),
+        )
+
+    def _prompt(self, task: Embed) -> str:
+        return prompts.resolve(self.spec, task.prompt_name, task.input_type)
+
+    def _prompt_length(self, prompt: str) -> int:
+        """As sentence-transformers counts it: the tokens of the prompt alone, without a special token at their end."""
+        ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
+        return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
+
+    def _fit(self, texts: list[str], directions: list[Direction]) -> list[Fitted | ShoalError]:
+        try:
+            return list(self.tokenizer.fit(texts, directions, self.spec.max_tokens))
+        except (
+            Exception
+        ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
+            if len(texts) == 1:
+                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="inputs")]
+            return [self._fit([t], [d])[0] for t, d in zip(texts, directions, strict=True)]
+
+    def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Prepared | ShoalError:
+        if isinstance(fitted, ShoalError):
+            return fitted
+        ids, skip = fitted.ids, asked.skip
+        if not ids:
+            return EmptyInput("the model's tokenizer makes no token of this text", param="inputs")
+        truncated = fitted.total > len(ids)
+        if truncated:
+            if not asked.truncate:
+                return self._too_long(fitted.total, fitted.exact)
+            if skip and asked.direction == "left":
+                total = fitted.total if fitted.exact else len(self.tokenizer.encode([text])[0])
+                skip = max(len(self.tokenizer.prefix), skip - (total - len(ids)))
+        return self._prepared(ids, asked.shape, skip, truncated)
+
+    def _from_ids(self, asked: _Asked, ids: list[int]) -> Prepared | ShoalError:
+        if asked.added is not None:
+            return InvalidValue(
+                f"{asked.added} puts a prompt before a text; token ids are used as they are given", param=asked.added
+            )
+        if not ids:
+            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="inputs")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            bad = next(i for i in ids if not 0 <= i < self._vocab_size)
+            return InvalidValue(
+                f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). If the ids come "
+                "from LangChain's OpenAIEmbeddings, they are tiktoken's: set check_embedding_ctx_length=False to send text",
+                param="inputs",
+            )
+        limit = self.spec.max_tokens
+        truncated = len(ids) > limit
+        if truncated:
+            if not asked.truncate:
+                return self._too_long(len(ids), exact=True)
+            ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
+        return self._prepared(ids, asked.shape, 0, truncated)
+
+    def _prepared(self, ids: list[int], shape: Shape, skip: int, truncated: bool) -> Prepared:
+        tensor = np.array(ids, dtype=np.int64)
+        count = len(ids)
+        return Prepared(
+            tensors={"input_ids": tensor},
+            cost=count,
+            group=(),
+            outputs=self._outputs,
+            tokens=count,
+            truncated=truncated,
+            key=(tensor.tobytes(), skip, shape),
+            extra=_Extra(shape, skip),
+        )
+
+    def _too_long(self, total: int, exact: bool) -> TooLong:
+        amount = f"{total}" if exact else f"at least {total}"
+        return TooLong(
+            f"the input has {amount} tokens, the model takes at most {self.spec.max_tokens}; shorten it or send truncate=true",
+            param="inputs",
+        )
+
+
+def _round_up(value: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `value`, or `value` itself above the last."""
+    at = bisect_left(buckets, value)
+    return buckets[at] if at < len(buckets) else value

@@ -1,0 +1,216 @@
+"""A model's tokenizer.json: texts to ids, cut to what the model takes without reading all of a long text.
+
+A long text is cut by characters before it is tokenised, and never at the price of other tokens than the whole text
+would give. Where a tokenizer treats each word on its own, the tokens of a text up to a space are the first tokens of
+the whole text; so a piece that ends (or starts) at a space between words, and gives `MARGIN` tokens more than are kept,
+is as good as the whole. Whether a tokenizer is of that kind is found out once, when it is loaded; for the others, and
+where no space is found, all of the text is tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Normalizers
+
+from shoal.errors import ModelFileError
+from shoal.types import Direction
+
+CHARS_PER_TOKEN = 8
+"""The first piece of a text: ordinary prose has 4 to 5 characters a token, so that one piece nearly always does."""
+GROWTH = 4
+MARGIN = 16
+"""Normalizers that collapse or prepend blanks can change a token next to the cut; so many are left out of account."""
+WINDOW = 4096
+TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`."""
+
+    ids: list[int]
+    total: int
+    exact: bool
+
+
+class TextTokenizer:
+    """Safe to use from several threads at once; nothing changes after construction.
+
+    `prefix` and `suffix` are the special tokens around every text. Padding and truncation of the file itself are off.
+    Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept when cutting.
+    """
+
+    def __init__(self, folder: Path, file: str, *, lower_case: bool = False) -> None:
+        self.raw = _load(folder, file)
+        self.raw.no_padding()
+        self.raw.no_truncation()
+        if lower_case:
+            _lower_case(self.raw)
+        self.vocab_size: int = self.raw.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
+        self.prefix, self.suffix = _frame(self.raw, file)
+        self.cuts_right, self.cuts_left = _words_stand_alone(self.raw)
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        return [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special)]
+
+    def fit(self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int) -> list[Fitted]:
+        """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay."""
+        size = max_tokens * CHARS_PER_TOKEN
+        pieces = [
+            text if len(text) <= size else self.piece(text, direction, size)
+            for text, direction in zip(texts, directions, strict=True)
+        ]
+        fitted = []
+        for i, encoding in enumerate(self.raw.encode_batch_fast(pieces)):
+            ids = encoding.ids
+            if len(ids) <= max_tokens and pieces[i] is texts[i]:
+                fitted.append(Fitted(ids, len(ids), True))
+            else:
+                fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens))
+        return fitted
+
+    def piece(self, text: str, direction: Direction, size: int) -> str:
+        """At least `size` characters of the kept end, up to a space between words; `text` itself when there is none."""
+        right = direction == "right"
+        if not (self.cuts_right if right else self.cuts_left):
+            return text
+        while size < len(text):
+            at = _boundary(text, size) if right else _boundary_before(text, len(text) - size)
+            if at is not None:
+                return text[:at] if right else text[at:]
+            size *= GROWTH
+        return text
+
+    def chunks(self, text: str, size: int) -> Iterator[str]:
+        """All of `text` in pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
+        start = 0
+        if self.cuts_right and self.cuts_left:
+            while len(text) - start > size:
+                at, ahead = None, size
+                while at is None and start + ahead < len(text):
+                    at = _boundary(text, start + ahead)
+                    ahead *= GROWTH
+                if at is None:
+                    break
+                yield text[start:at]
+                start = at
+        yield text[start:] if start else text
+
+    def _cut(self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int) -> Fitted:
+        while piece is not text and len(ids) < max_tokens + MARGIN:
+            piece = self.piece(text, direction, len(piece) * GROWTH)
+            ids = self.raw.encode_batch_fast([piece])[0].ids
+        total, exact = len(ids), piece is text
+        if total <= max_tokens:
+            return Fitted(ids, total, exact)
+        frame = len(self.prefix) + len(self.suffix)
+        room = max(max_tokens - frame, 0)
+        start = len(self.prefix) if direction == "right" else total - len(self.suffix) - room
+        return Fitted([*self.prefix, *ids[start : start + room], *self.suffix], total, exact)
+
+
+def _load(folder: Path, file: str) -> Tokenizer:
+    path = folder / file
+    if not path.is_file():
+        raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
+        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
+
+
+def _lower_case(raw: Tokenizer) -> None:
+    """Lower-case before all else, as sentence-transformers does for do_lower_case."""
+    own = raw.normalizer
+    if isinstance(own, Normalizers):
+        parts = [own[i] for i in range(len(own))]
+    else:
+        parts = [] if own is None else [own]
+    if not any(isinstance(part, Lowercase) for part in parts):
+        raw.normalizer = Normalizers([Lowercase(), *parts])
+
+
+def _frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text, found by tokenising one with and without them."""
+    for probe in ("a", "1", "the"):
+        framed: Encoding = raw.encode_batch_fast([probe])[0]
+        bare = raw.encode_batch_fast([probe], add_special_tokens=False)[0].ids
+        for start in range(len(framed.ids) - len(bare) + 1) if bare else ():
+            if framed.ids[start : start + len(bare)] == bare:
+                if any(framed.type_ids):
+                    raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
+                return framed.ids[:start], framed.ids[start + len(bare) :]
+    raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
+
+
+_LEFT = (
+    "word",
+    "don't stop",
+    "x=1, y2",
+    "Größe",
+    "слово",
+    "ไทย日本",
+    "e\u0301tude",
+    "a\tb\nc",
+    "end.\n\nNext",
+    "a_b  c3",
+)
+_RIGHT = (" word", "  two", " \tTab", " 's", " ...", " 2024-01", " 日本", " \u0301x", " \n\n")
+
+
+def _words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
+    """Whether the tokens of `left + right`, cut at a space, start with those of `left`, and end with those of `right`.
+
+    The pre-tokenizer must part words at spaces (then no model sees past one), and the probes must agree with it.
+    """
+    if any(" " in token.content for token in raw.get_added_tokens_decoder().values()) or not _parts_words(raw):
+        return False, False
+    pairs = [(left, right) for left in _LEFT for right in _RIGHT]
+    whole = [e.ids for e in raw.encode_batch_fast([a + b for a, b in pairs], add_special_tokens=False)]
+    lefts = {a: e.ids for a, e in zip(_LEFT, raw.encode_batch_fast(_LEFT, add_special_tokens=False), strict=True)}
+    rights = {b: e.ids for b, e in zip(_RIGHT, raw.encode_batch_fast(_RIGHT, add_special_tokens=False), strict=True)}
+    starts = all(ids[: len(lefts[a])] == lefts[a] for (a, _), ids in zip(pairs, whole, strict=True))
+    ends = all(ids[len(ids) - len(rights[b]) :] == rights[b] for (_, b), ids in zip(pairs, whole, strict=True))
+    return starts, ends
+
+
+def _parts_words(raw: Tokenizer) -> bool:
+    if raw.pre_tokenizer is None:
+        return False
+    probe = "bb cc"
+    if raw.normalizer is not None:
+        probe = raw.normalizer.normalize_str(probe)
+    parts = [part for part, _ in raw.pre_tokenizer.pre_tokenize_str(probe)]
+    return any("b" in part for part in parts) and not any("b" in part and "c" in part for part in parts)
+
+
+def _boundary(text: str, at: int) -> int | None:
+    """The first space from `at` on that follows a letter or digit, near enough to be worth the search."""
+    stop = at + WINDOW
+    for _ in range(TRIES):
+        at = text.find(" ", at, stop)
+        if at < 0:
+            return None
+        if at and text[at - 1].isalnum():
+            return at
+        at += 1
+    return None
+
+
+def _boundary_before(text: str, at: int) -> int | None:
+    """The last space up to `at` that follows a letter or digit, near enough to be worth the search."""
+    stop = max(at - WINDOW, 1)
+    at += 1
+    for _ in range(TRIES):
+        at = text.rfind(" ", stop, at)
+        if at < 0:
+            return None
+        if text[at - 1].isalnum():
+            return at
+    return None

@@ -1,0 +1,54 @@
+"""Rows of an engine's output to the vectors that were asked for: cut first, then normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shoal.errors import NotFinite, ShoalError
+from shoal.types import Array, Vectors
+
+Shape: TypeAlias = tuple[int | None, bool]
+"""(dimensions to keep, or None for all; whether to normalise)."""
+
+TINY = 1e-12
+"""Norms are taken as at least this, as in torch.nn.functional.normalize: a vector of zeros stays one."""
+
+
+def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]:
+    """One float32 vector a row, or NotFinite for a row that holds NaN or infinity.
+
+    When all shapes are equal the vectors are views of one C-contiguous array.
+    """
+    rows = rows.astype(np.float32, copy=False)
+    squares = np.einsum("ij,ij->i", rows, rows)
+    bad: list[int] = []
+    if not np.isfinite(squares).all():  # truly bad rows, or finite ones whose square float32 cannot hold
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
+        rows = rows.astype(np.float64)
+        rows[bad] = 0.0
+        squares = np.einsum("ij,ij->i", rows, rows)
+    vectors: list[Array | ShoalError]
+    if all(shape == shapes[0] for shape in shapes):
+        vectors = list(_shaped(rows, shapes[0], squares))
+    else:
+        vectors = [rows[0]] * len(shapes)
+        for shape in set(shapes):
+            members = [i for i, other in enumerate(shapes) if other == shape]
+            for i, vector in zip(members, _shaped(rows[members], shape, squares[members]), strict=True):
+                vectors[i] = vector
+    for i in bad:
+        vectors[i] = NotFinite("the model answered NaN or infinity for this input; try another text or precision f32")
+    return vectors
+
+
+def _shaped(rows: Array, shape: Shape, squares: Array) -> Vectors:
+    dimensions, normalize = shape
+    if dimensions is not None:
+        rows = rows[:, :dimensions]
+        squares = np.einsum("ij,ij->i", rows, rows) if normalize else squares
+    if normalize:
+        rows = np.divide(rows, np.maximum(np.sqrt(squares), TINY)[:, None], order="C")
+    return np.ascontiguousarray(rows, dtype=np.float32)

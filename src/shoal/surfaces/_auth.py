@@ -1,0 +1,164 @@
+"""Who may call what. Judged on the matched operation, never on a URL that is put together again from headers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from functools import lru_cache
+from typing import NamedTuple
+
+from shoal.core.protocols import Access
+from shoal.errors import Forbidden, Unauthorized
+from shoal.surfaces._request import Options, Request
+
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+
+
+class _Key(NamedTuple):
+    digest: bytes
+    client: str
+    admin: bool
+
+
+class Gate:
+    """`admit` lets a request pass, and answers who it counts as for fairness: key, else trusted header, else peer.
+
+    - "public": anybody.
+    - "user": a key, if any is configured. Without keys on a loopback address only requests whose Host is that
+      address: a page of another site that points its own name at 127.0.0.1 must not read answers.
+    - "admin": an admin key. Where none is configured: what "user" asks, and only from this machine, by a program or
+      by a page of this server.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._keys = [_key(text, admin=False) for text in options.api_key]
+        self._keys += [_key(text, admin=True) for text in options.admin_key]
+        self._users_need_keys = bool(options.api_key)
+        self._admins_need_keys = bool(options.admin_key)
+        self._bound = options.host.encode().lower()
+        self._bound_to_loopback = is_loopback(self._bound)
+        self._client_header = options.client_header.lower().encode()
+
+    def admit(self, request: Request, access: Access) -> str:
+        """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
+        key = self._known(request) if self._keys else None
+        if access == "admin":
+            self._admit_admin(request, key)
+        elif access != "public":
+            self._admit_user(request, key)
+        if key is not None:
+            return key.client
+        if self._client_header:
+            name = request.headers.get(self._client_header)
+            if name:
+                return name[:128].decode("latin-1")
+        return request.peer
+
+    def _admit_user(self, request: Request, key: _Key | None) -> None:
+        if self._users_need_keys:
+            if key is None:
+                raise _unauthorized(request)
+        elif self._bound_to_loopback:
+            host = request.headers.get(b"host")
+            if host is not None and not is_loopback(host) and _name(host) != self._bound:
+                raise Forbidden(
+                    "This Host is not the address that the server is bound to; call it as localhost, "
+                    "or set --api-key or --host to serve other names."
+                )
+
+    def _admit_admin(self, request: Request, key: _Key | None) -> None:
+        if self._admins_need_keys:
+            if key is None:
+                raise _unauthorized(request)
+            if not key.admin:
+                raise Forbidden("This key may not manage the server; use an admin key.")
+            return
+        self._admit_user(request, key)
+        reason = _not_local(request)
+        if reason:
+            raise Forbidden(f"Without an admin key the server is managed from its own machine only: {reason}.")
+
+    def _known(self, request: Request) -> _Key | None:
+        secret = _presented(request)
+        if secret is None:
+            return None
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for key in self._keys:  # all of them, so that the time taken does not tell which one matched
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def is_loopback(host: bytes) -> bool:
+    """A Host header or a bind address that can only mean this machine."""
+    return _is_loopback(host[:255])
+
+
+@lru_cache(maxsize=256)
+def _is_loopback(host: bytes) -> bool:
+    name = _name(host).decode("latin-1")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: bytes) -> bytes:
+    """A Host without its port and brackets, in lower case."""
+    host = host.strip().lower()
+    if host.startswith(b"["):
+        return host[1:].partition(b"]")[0]
+    return host if host.count(b":") > 1 else host.partition(b":")[0]
+
+
+def _key(text: str, *, admin: bool) -> _Key:
+    digest = hashlib.sha256(text.encode())
+    return _Key(digest.digest(), f"key:{digest.hexdigest()[:12]}", admin)
+
+
+def _presented(request: Request) -> bytes | None:
+    headers = request.headers
+    scheme, _, secret = headers.get(b"authorization", b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer" and secret.strip():
+        return secret.strip()
+    return headers.get(b"x-api-key") or headers.get(b"api-key")
+
+
+def _unauthorized(request: Request) -> Unauthorized:
+    if _presented(request) is None:
+        return Unauthorized("No API key was sent; add the header 'Authorization: Bearer <key>'.")
+    return Unauthorized("The API key is not known here; check it, or ask the operator of this server for one.")
+
+
+def _not_local(request: Request) -> str:
+    """Why a request may come from elsewhere than a program or a page of this machine; empty when it cannot."""
+    headers = request.headers
+    host = headers.get(b"host", b"")
+    if not _is_peer_loopback(request.peer):
+        return "the caller is another machine"
+    if not is_loopback(host):
+        return "the Host header is not a loopback name"
+    if any(name in headers for name in _FORWARDED):
+        return "the request came through a proxy"
+    origin = headers.get(b"origin")
+    if origin is not None and origin.lower() not in {b"http://" + host.lower(), b"https://" + host.lower()}:
+        return "the request comes from a page of another site"
+    if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
+        return "the request comes from a page of another site"
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if request.method not in {"GET", "HEAD"} and kind != b"application/json":
+        return "the content type is not application/json"
+    return ""
+
+
+def _is_peer_loopback(peer: str) -> bool:
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,82 @@
+"""Reading a request's body: bounded in bytes and in time, and refused before it is read where that can be known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from shoal.errors import BodyTooLarge, Cancelled, Malformed, RequestTimeout, UnsupportedMediaType
+from shoal.surfaces._request import Request
+
+Receive = Callable[[], Awaitable[Any]]
+
+UNREAD_TOLERATED = 65_536
+"""A refused body up to this size is cheaper to skip than a connection is to open again."""
+
+
+def check_head(request: Request, limit: int, json: bool) -> None:
+    """Judge by the headers alone. Raises UnsupportedMediaType, BodyTooLarge or Malformed (a senseless length)."""
+    headers = request.headers
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in {b"identity", b""}:
+        name = _printable(encoding)
+        raise UnsupportedMediaType(f"Content-Encoding '{name}' is not read here; send the body uncompressed.")
+    if json:
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind not in {b"", b"application/json"} and not kind.endswith((b"/json", b"+json")):
+            raise UnsupportedMediaType(
+                f"Unsupported content type '{_printable(kind)}'; send JSON with 'Content-Type: application/json'."
+            )
+    length = headers.get(b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            raise Malformed("Content-Length is not a number.")
+        if int(length[:20]) > limit:
+            raise _too_large(limit)
+
+
+async def read_body(receive: Receive, limit: int, timeout_s: float) -> bytes:
+    """The whole body. Raises BodyTooLarge, RequestTimeout, and Cancelled when the client leaves half-way."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            message = await receive()
+            first: bytes = message.get("body", b"")
+            if message["type"] == "http.request" and not message.get("more_body", False) and len(first) <= limit:
+                return first
+            return await _read_rest(receive, message, limit)
+    except TimeoutError:
+        raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s; send it faster.") from None
+
+
+async def _read_rest(receive: Receive, message: Any, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Cancelled("The client left while it sent the body.")
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await receive()
+
+
+def leaves_unread(request: Request) -> bool:
+    """More of the body is still to come than is worth skipping: the connection should end with the reply."""
+    if request.body_read:
+        return False
+    headers = request.headers
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > UNREAD_TOLERATED
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limit} bytes; split the request, or raise max_body_bytes.")
+
+
+def _printable(value: bytes) -> str:
+    return value[:64].decode("latin-1").encode("ascii", "replace").decode()

@@ -1,0 +1,192 @@
+"""The front door: from ASGI to operations and back. What every surface has in common is here, and once.
+
+Per request: find the operation, let the gate judge it, read the body within its bounds, call the endpoint while
+watching for the client to leave, send the reply. Errors are told in the dialect of the surface that owns the path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+from starlette.routing import Router
+
+from shoal.core.protocols import Surface
+from shoal.errors import Cancelled, InternalError, RequestTimeout, ShoalError
+from shoal.surfaces._auth import Gate
+from shoal.surfaces._body import Receive, check_head, leaves_unread, read_body
+from shoal.surfaces._cors import Cors
+from shoal.surfaces._request import Headers, Options, Reply, Request
+from shoal.surfaces._routes import Miss, Route, Routes
+from shoal.surfaces._watch import Watch
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+Send = Callable[[Any], Any]
+
+log = logging.getLogger("shoal.http")
+access_log = logging.getLogger("shoal.access")
+
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_CLOSE = (b"connection", b"close")
+
+
+def build_app(
+    gateway: Gateway, surfaces: Sequence[Surface], options: Options, lifespan: Lifespan | None = None
+) -> Front:
+    """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
+
+    `lifespan` is an async context manager around the time of serving, as Starlette takes it. Raises ConfigError for
+    options that cannot work, and ValueError when two surfaces claim the same method of a path.
+    """
+    return Front(gateway, surfaces, options, lifespan)
+
+
+class Front:
+    def __init__(
+        self, gateway: Gateway, surfaces: Sequence[Surface], options: Options, lifespan: Lifespan | None
+    ) -> None:
+        self._gateway = gateway
+        self._options = options
+        self.routes = Routes(surfaces, gateway)
+        self._gate = Gate(options)
+        self._cors = Cors(options.cors_origins)
+        self._shell = Router(lifespan=lifespan)  # start, stop, and the refusal of websockets
+        self._id_prefix = f"req_{os.urandom(6).hex()}"
+        self._count = itertools.count(1)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._shell(scope, receive, send)
+            return
+        request = Request(scope, time.monotonic())
+        request.id = self._request_id(request)
+        request.deadline = request.started + self._seconds(request)
+        found = self.routes.find(request.method, request.path)
+        status = await self._respond(request, found, receive, send)
+        if self._options.access_log and access_log.isEnabledFor(logging.INFO):
+            _log_access(request, status)
+
+    async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
+        try:
+            if isinstance(found, Miss):
+                preflight = self._cors.preflight(request, self.routes.allowed(request.path))
+                reply = preflight or _rendered(found.surface, found.error)
+            else:
+                await self._admit(request, found, receive)
+                with Watch(receive) as watch:
+                    reply = await found.operation.endpoint(request)
+                    if isinstance(reply.body, AsyncIterator):
+                        return await self._stream(request, reply, reply.body, watch, send)
+        except ShoalError as error:
+            reply = _rendered(found.surface, error)
+        except Exception:  # a bug anywhere below must become an answer in the client's dialect, and a log entry
+            log.exception("request %s failed: %s %s", request.id, request.method, request.path)
+            reply = _rendered(found.surface, InternalError(f"The server failed on this request ({request.id})."))
+        await self._send(request, reply, send)
+        return reply.status
+
+    async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
+        operation = route.operation
+        request.client = self._gate.admit(request, operation.access)
+        request.parameter = route.parameter
+        if operation.method != "GET":
+            limit = self._options.max_body_bytes if operation.limit is None else operation.limit
+            check_head(request, limit, json=operation.request is not None)
+            request.body = await read_body(receive, limit, self._options.body_timeout_s)
+        request.body_read = True
+
+    async def _send(self, request: Request, reply: Reply, send: Send) -> None:
+        body = reply.body
+        assert not isinstance(body, AsyncIterator)
+        pieces = body if isinstance(body, list) else [body]
+        length = len(body) if isinstance(body, bytes) else sum(map(len, body))
+        headers = self._headers(request, reply)
+        if reply.status != 204:
+            headers.append((b"content-length", b"%d" % length))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if request.method == "HEAD":
+            pieces = [b""]
+        last = len(pieces) - 1
+        for at, piece in enumerate(pieces):
+            await send({"type": "http.response.body", "body": piece, "more_body": at < last})
+
+    async def _stream(
+        self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: Watch, send: Send
+    ) -> int:
+        await send({"type": "http.response.start", "status": reply.status, "headers": self._headers(request, reply)})
+        try:
+            if request.method != "HEAD":
+                async for piece in body:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+        watch.stop()
+        await send({"type": "http.response.body", "body": b""})
+        return reply.status
+
+    def _headers(self, request: Request, reply: Reply) -> Headers:
+        headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF, *self._cors.headers(request)]
+        if self._gateway.draining or leaves_unread(request):
+            headers.append(_CLOSE)
+        return headers
+
+    def _request_id(self, request: Request) -> str:
+        wanted = request.headers.get(b"x-request-id")
+        if wanted is not None and _SANE_ID.fullmatch(wanted):
+            return wanted.decode("ascii")
+        return f"{self._id_prefix}{next(self._count):08x}"
+
+    def _seconds(self, request: Request) -> float:
+        """The time that this request has: the server's, or less when the client says so; nonsense says nothing."""
+        wanted = request.headers.get(b"x-request-timeout")
+        if wanted is None:
+            return self._options.embed_timeout_s
+        try:
+            seconds = float(wanted)
+        except ValueError:
+            return self._options.embed_timeout_s
+        return min(seconds, self._options.embed_timeout_s) if seconds > 0 else self._options.embed_timeout_s
+
+
+def _rendered(surface: Surface, error: ShoalError) -> Reply:
+    status, headers, body = surface.render_error(error)
+    raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    if isinstance(error, RequestTimeout | Cancelled):
+        raw.append(_CLOSE)
+    return Reply(status, raw, body)
+
+
+def _log_access(request: Request, status: int) -> None:
+    elapsed = (time.monotonic() - request.started) * 1000
+    facts = request.result.facts if request.result is not None else None
+    access_log.info(
+        "%s %s %d %.1f ms",
+        request.method,
+        request.path,
+        status,
+        elapsed,
+        extra={
+            "method": request.method,
+            "path": request.path,
+            "status": status,
+            "ms": round(elapsed, 3),
+            "model": request.model,
+            "items": request.items,
+            "batch_size": facts.size if facts is not None else 0,
+            "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
+            "request_id": request.id,
+            "client": request.client,
+        },
+    )

@@ -1,0 +1,120 @@
+"""What an endpoint gets and gives: a request without parsing that nobody asked for, and a reply of plain bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+from shoal.types import Context, Embedded, TrafficClass
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
+
+JSON = (b"content-type", b"application/json")
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings that surfaces read, under the names that they have everywhere.
+
+    `metrics` answers the Prometheus text and its content type; None: there is no /metrics.
+    """
+
+    host: str = "127.0.0.1"
+    api_key: tuple[str, ...] = ()
+    admin_key: tuple[str, ...] = ()
+    max_body_bytes: int = 33_554_432
+    max_inputs: int = 2048
+    max_queue_items: int = 16_384
+    max_batch_size: int = 64
+    max_batch_tokens: int = 16_384
+    truncate: bool = True
+    embed_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    client_header: str = ""
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = True
+    metrics: Callable[[], tuple[bytes, str]] | None = None
+
+    @classmethod
+    def of(cls, settings: object, metrics: Callable[[], tuple[bytes, str]] | None = None) -> Options:
+        """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
+        names = [each.name for each in fields(cls) if each.name != "metrics"]
+        values: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        return cls(**values, metrics=metrics)
+
+
+@dataclass(slots=True)
+class Reply:
+    """`body` is sent in one piece, in the given pieces under one content-length, or piece by piece as they come."""
+
+    status: int = 200
+    headers: Headers = field(default_factory=list)
+    body: Body = b""
+
+
+class Request:
+    """One HTTP request. `headers` has lower-case names; of a repeated header it holds the last.
+
+    `body` is there before the endpoint is called, for methods that have one. `parameter` is the trailing path
+    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts.
+    """
+
+    __slots__ = (
+        "body",
+        "body_read",
+        "client",
+        "deadline",
+        "headers",
+        "id",
+        "items",
+        "method",
+        "model",
+        "parameter",
+        "path",
+        "peer",
+        "result",
+        "started",
+    )
+
+    def __init__(self, scope: Mapping[str, Any], started: float) -> None:
+        self.method: str = scope["method"]
+        path: str = scope["path"]
+        root = scope.get("root_path")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        self.path = path
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        peer = scope.get("client")
+        self.peer: str = peer[0] if peer else ""
+        self.started = started
+        self.deadline = math.inf
+        self.id = ""
+        self.client = ""
+        self.body = b""
+        self.body_read = False
+        self.parameter = ""
+        self.model = ""
+        self.items = 0
+        self.result: Embedded | None = None
+
+    @property
+    def traffic(self) -> TrafficClass | None:
+        """What `x-shoal-class` asks for; None lets the size of the request decide."""
+        match self.headers.get(b"x-shoal-class"):
+            case b"interactive":
+                return "interactive"
+            case b"bulk":
+                return "bulk"
+            case _:
+                return None
+
+    def context(self) -> Context:
+        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
+
+    def accepts_json(self) -> bool:
+        """The client asked for JSON by name; `*/*` is no such wish."""
+        return b"application/json" in self.headers.get(b"accept", b"")

@@ -1,0 +1,170 @@
+"""Tasks, items, results and the context of a request: plain frozen structs that round-trip through msgspec.
+
+`pack` and `unpack` carry them across process borders as MessagePack; arrays travel as (dtype, shape, bytes)
+and come back equal to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Vectors: TypeAlias = npt.NDArray[np.float32]
+TrafficClass: TypeAlias = Literal["interactive", "bulk"]
+Direction: TypeAlias = Literal["left", "right"]
+TaskKind: TypeAlias = Literal["embed", "generate"]
+
+TextItem: TypeAlias = str | list[int]
+"""One text, or its token ids in the model's own vocabulary, used exactly as given (no special tokens added)."""
+
+
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Turn each input into one vector.
+
+    `prompt_name` names a prompt of the model, put before every text; `input_type` ("query", "document") picks one
+    by its role; both None means the model's own default. `truncate` None follows the model's setting.
+    `dimensions` cuts the vector before it is normalised.
+    """
+
+    model: str
+    inputs: list[TextItem]
+    prompt_name: str | None = None
+    input_type: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Continue a prompt, token by token. Fields that no version of Shoal knows stay in `extras`, as received."""
+
+    model: str
+    prompt: str
+    max_tokens: int | None = None
+    extras: dict[str, msgspec.Raw] = {}
+
+
+Task: TypeAlias = Embed | Generate
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and until when.
+
+    `deadline` is absolute, in seconds of the monotonic clock, which all processes of a host share. `client` is the
+    key, else the trusted user header, else the peer address. `traffic` None lets the request's size decide.
+    """
+
+    id: str
+    deadline: float
+    client: str = ""
+    traffic: TrafficClass | None = None
+
+    def remaining(self, now: float | None = None) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.deadline - (time.monotonic() if now is None else now))
+
+
+class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request was run; `size`, `id` and `flush` are those of its largest batch.
+
+    `flush` says why that batch left: "full" (a limit was reached), "idle" (a slot was free), "age" (the linger or the
+    starvation guard was over). Times are milliseconds: `queue_ms` and `infer_ms` of the slowest item, `prepare_ms`
+    of the request's tokenising.
+    """
+
+    size: int = 0
+    id: int = 0
+    batches: int = 0
+    flush: str = "idle"
+    replica: str = ""
+    queue_ms: float = 0.0
+    prepare_ms: float = 0.0
+    infer_ms: float = 0.0
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True):
+    """`vectors` is float32 [inputs, dimension], C-contiguous, in input order; `tokens` counts what the model read of
+    each input, special tokens included; `truncated` counts inputs that were cut."""
+
+    vectors: Array
+    tokens: list[int]
+    truncated: int = 0
+    facts: BatchFacts = BatchFacts()
+    space: str = ""
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of generated text; the last one of a choice carries its `finish_reason` ("stop", "length").
+
+    `raw` holds (dialect, bytes) as an upstream sent them, so that passing them on stays byte-exact.
+    """
+
+    text: str = ""
+    index: int = 0
+    finish_reason: str | None = None
+    raw: tuple[str, bytes] | None = None
+
+
+class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text model's inputs are made and its outputs read, as the files of the model say; kept in its manifest.
+
+    `tokenizer`: path of tokenizer.json inside the model's folder. `inputs`: the graph's input names, of `input_ids`,
+    `attention_mask`, `token_type_ids`, `position_ids`, `pooling_mask`. `max_tokens` counts special tokens.
+    `lower_case`: do_lower_case of the sentence_bert_config (beyond what the tokenizer does itself).
+    `include_prompt` False: the prompt's tokens are left out of pooling (`pooling_mask`).
+    `sentence_embedding` names the output of all modules, `pooled` the one before a final Normalize (the same name when
+    the model ends without one); `ends_normalized` says whether a Normalize module ends the model.
+    """
+
+    tokenizer: str
+    inputs: tuple[str, ...]
+    dimension: int
+    max_tokens: int
+    pad_id: int = 0
+    vocab_size: int = 0
+    lower_case: bool = False
+    include_prompt: bool = True
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+    pooling: str = "mean"
+    similarity: str = "cosine"
+    sentence_embedding: str = "sentence_embedding"
+    pooled: str = "pooled"
+    ends_normalized: bool = True
+
+
+Result: TypeAlias = Embedded
+Wire: TypeAlias = Embed | Generate | Embedded | Chunk | Context | TextSpec
+W = TypeVar("W")
+
+
+def pack(value: Wire) -> bytes:
+    """Encode one task, result, chunk or context as MessagePack."""
+    return _ENCODER.encode(value)
+
+
+def unpack(data: bytes, kind: type[W]) -> W:
+    """Decode what `pack` made. Raises msgspec.ValidationError when the bytes are not a `kind`."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+
+
+def _encode_array(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    raise NotImplementedError(f"{type(value).__name__} has no wire form")
+
+
+def _decode_array(kind: type, value: Any) -> Any:
+    if getattr(kind, "__origin__", kind) is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype=dtype).reshape(shape)
+    raise NotImplementedError(f"{kind} has no wire form")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)

@@ -1,0 +1,139 @@
+"""The built pages, served from memory: `/`, `/docs`, `/explorer/` and their assets. The sources are in web/."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.core.protocols import Operation
+from shoal.errors import RouteNotFound, ShoalError
+from shoal.surfaces import _status
+from shoal.surfaces._request import TEXT, Headers, Reply, Request
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+DIST = Path(__file__).parent / "dist"
+
+TYPES = {
+    ".css": b"text/css; charset=utf-8",
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+
+# Everything comes from this origin. Swagger UI's stylesheet draws its icons from data: URLs.
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    b"base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
+GUARDS: Headers = [
+    (b"content-security-policy", POLICY),
+    (b"referrer-policy", b"no-referrer"),
+]
+ONE_YEAR = b"public, max-age=31536000, immutable"
+
+NOT_BUILT = b"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Shoal</title>
+<h1>Shoal is running</h1>
+<p>Its pages were not built. In the checkout, run <code>make web</code>, then start Shoal again.</p>
+<p>The API does not need them: it is described by <a href="./openapi.json">openapi.json</a>.</p>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file, ready to be sent; the name of an asset holds a hash of what is in it, so it never changes."""
+
+    body: bytes
+    headers: Headers
+    etag: bytes
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> File:
+        etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'.encode()
+        kept = ONE_YEAR if name.startswith("assets/") else b"no-cache"
+        kind = TYPES.get(Path(name).suffix, b"application/octet-stream")
+        return cls(body, [(b"content-type", kind), (b"cache-control", kept), (b"etag", etag), *GUARDS], etag)
+
+    def reply(self, request: Request) -> Reply:
+        asked = request.headers.get(b"if-none-match", b"")
+        if asked == b"*" or self.etag in (each.strip().removeprefix(b"W/") for each in asked.split(b",")):
+            return Reply(304, self.headers[1:])
+        return Reply(200, list(self.headers), self.body)
+
+
+def read(dist: Path) -> dict[str, File]:
+    """Every page and asset under `dist` by its relative name; empty when nothing was built."""
+    paths = (path for path in sorted(dist.rglob("*")) if path.suffix in TYPES)
+    named = ((path.relative_to(dist).as_posix(), path.read_bytes()) for path in paths)
+    return {name: File.of(name, body) for name, body in named}
+
+
+class Pages:
+    """The surface for people: no key is asked for a page, because a page holds nothing that the sources do not."""
+
+    name = "pages"
+
+    def __init__(self, dist: Path = DIST) -> None:
+        self._dist = dist
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        files = read(self._dist)
+
+        def page(path: str, name: str, summary: str) -> Operation:
+            lower = _one_level_down(files.get(name))
+
+            async def endpoint(request: Request) -> Reply:
+                file = lower if request.path != "/" and request.path.endswith("/") else files.get(name)
+                return (
+                    file.reply(request) if file else Reply(404, [(b"content-type", TYPES[".html"]), *GUARDS], NOT_BUILT)
+                )
+
+            return Operation(
+                method="GET",
+                path=path,
+                endpoint=endpoint,
+                summary=summary,
+                access="public",
+                response=str,
+                media_type="text/html",
+            )
+
+        async def asset(request: Request) -> Reply:
+            file = files.get(f"assets/{request.parameter}")
+            if file is None:
+                raise RouteNotFound(f"No file {request.path}. Reload the page: it may be of another version.")
+            return file.reply(request)
+
+        return [
+            page("/", "index.html", "Start page"),
+            page("/docs", "docs.html", "Swagger UI"),
+            page("/explorer/", "docs.html", "Swagger UI"),
+            Operation(
+                method="GET",
+                path="/assets/{name:path}",
+                endpoint=asset,
+                summary="A page's script, style or picture",
+                access="public",
+                errors={404: str},
+            ),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        status = _status.row(error).openai.status
+        kind = {TEXT[0].decode(): TEXT[1].decode()}
+        return status, kind | _status.headers(error, status), f"{error.message}\n".encode()
+
+
+def _one_level_down(file: File | None) -> File | None:
+    """The page for its address with a trailing slash: its relative links start one level up."""
+    if file is None:
+        return None
+    return File.of("below.html", file.body.replace(b"<head>", b'<head><base href="../">', 1))

@@ -1,0 +1,99 @@
+"""`shoal bench` from its arguments to its output, against a small server in a thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shoal.cli.bench import bench
+
+app = typer.Typer()
+app.command()(bench)
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Answers 19 tokens a text, or 401 without the key `open`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        allowed = self.headers.get("authorization", "Bearer open") == "Bearer open"
+        texts = len(body["input"]) if isinstance(body["input"], list) else 1
+        answer = json.dumps({"usage": {"prompt_tokens": 19 * texts}} if allowed else {"error": "no such key"}).encode()
+        self.send_response(200 if allowed else 401)
+        self.send_header("content-length", str(len(answer)))
+        self.send_header("x-shoal-batch-size", "3")
+        self.send_header("x-shoal-queue-ms", "0.2")
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [*arguments, "--duration", "0.2", "--warmup", "0", "--clients", "2"])
+    return result.exit_code, result.output
+
+
+def test_json_holds_the_plan_the_figures_and_the_machine(url: str) -> None:
+    """A closed loop of two clients with two texts a request."""
+    code, output = run(url, "--json", "--texts-per-request", "2")
+    report = json.loads(output)
+    assert code == 0
+    assert report["plan"]["texts"] == 2
+    assert report["tokens_each"] == 19
+    assert report["result"]["texts"] == 2 * report["result"]["requests"] > 0
+    assert report["result"]["batch_size"] == 3
+    assert report["client_machine"]["versions"]["shoal"]
+
+
+def test_text_is_for_people(url: str) -> None:
+    """An open loop prints throughput, percentiles, batches and errors."""
+    code, output = run(url, "--rate", "100")
+    assert code == 0
+    for word in ("100 requests/s", "texts/s", "p99.9", "mean size 3", "errors      none"):
+        assert word in output
+
+
+def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:
+    """A wrong key is shown as the server said it, and is no part of the output."""
+    code, output = run(url, "--api-key", "closed")
+    assert code == 1
+    assert "401" in output
+    assert "no such key" in output
+    assert "closed" not in output
+
+
+def test_no_server_says_how_to_start_one() -> None:
+    """A connection that is refused ends with the next step."""
+    code, output = run("http://127.0.0.1:9")
+    assert code == 1
+    assert "shoal serve" in output
+
+
+def test_a_bad_url_is_refused() -> None:
+    """https is named as what does not work."""
+    code, output = run("https://localhost")
+    assert code == 1
+    assert "http://host:port" in output

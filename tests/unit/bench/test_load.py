@@ -1,0 +1,164 @@
+"""The load generator against a server of a few lines, and its clock against a scripted pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shoal.bench.client import ConnectionLost, Pool, Reply, Target
+from shoal.bench.load import burst, closed_loop, open_loop
+from shoal.bench.texts import Bodies, Texts
+
+
+class Server:
+    """Answers every request with `head` and the last text's length; `drop` closes instead."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.connections = 0
+        self.head = b"HTTP/1.1 200 OK\r\nx-shoal-batch-size: 7\r\nx-shoal-queue-ms: 1.5\r\n"
+        self.drop = False
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.seen.append(json.loads(await reader.readexactly(length))["input"])
+                if self.drop:
+                    break
+                writer.write(self.head + b"content-length: 2\r\n\r\n[]")
+        except asyncio.IncompleteReadError:
+            pass  # the client is done
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listener.close()
+        await listener.wait_closed()
+
+
+def maker() -> tuple[Texts, Bodies]:
+    return Texts(16), Bodies("openai", "m", "float", "h")
+
+
+async def test_a_closed_loop_keeps_its_connections_and_never_repeats_a_text() -> None:
+    """Four clients use four connections; every text is sent once; server facts are gathered."""
+    texts, bodies = maker()
+    async with serving() as server:
+        pool = Pool(Target(f"http://127.0.0.1:{server.port}"), 4)
+        await pool.open()
+        record = await closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.1)
+        pool.close()
+    assert server.connections == 4
+    assert len(record.latency) == record.texts > 4
+    assert len(set(server.seen)) == len(server.seen)
+    assert set(record.batch_sizes) == {7}
+    assert set(record.queue_ms) == {1.5}
+    assert not record.errors
+
+
+async def test_a_refusal_is_an_error_by_its_status() -> None:
+    """A 503 is counted as such and is no answer."""
+    texts, bodies = maker()
+    async with serving() as server:
+        server.head = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 0.01\r\n"
+        pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
+        record = await burst(pool, [bodies.request(texts.take(1))])
+        pool.close()
+    assert record.errors == {"503": 1}
+    assert record.latency == []
+
+
+async def test_a_lost_connection_is_counted_and_replaced() -> None:
+    """A server that hangs up costs one error; the next request connects anew."""
+    texts, bodies = maker()
+    async with serving() as server:
+        pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
+        server.drop = True
+        first = await burst(pool, [bodies.request(texts.take(1))])
+        server.drop = False
+        second = await burst(pool, [bodies.request(texts.take(1))])
+        pool.close()
+    assert first.errors == {"connection lost": 1}
+    assert len(second.latency) == 1
+
+
+async def test_the_body_is_kept_on_request() -> None:
+    """Only a caller that asks pays for the body."""
+    texts, bodies = maker()
+    async with serving() as server:
+        pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
+        kept = await pool.ask(bodies.request(texts.take(1)), keep=True)
+        plain = await pool.ask(bodies.request(texts.take(1)))
+        pool.close()
+    assert kept.body == bytearray(b"[]")
+    assert plain.body is None
+
+
+async def test_nobody_listens() -> None:
+    """A refused connection is an error of the run, not an exception."""
+    async with serving() as server:
+        port = server.port
+    texts, bodies = maker()
+    record = await burst(Pool(Target(f"127.0.0.1:{port}"), 1), [bodies.request(texts.take(1))])
+    assert sum(record.errors.values()) == 1
+    assert next(iter(record.errors)).startswith("connect")
+
+
+class Stalling:
+    """A pool of one connection whose first answer takes 50 ms and all others none."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._first = True
+
+    async def ask(self, request: bytes) -> Reply:
+        async with self._lock:
+            if self._first:
+                self._first = False
+                await asyncio.sleep(0.05)
+        reply = Reply()
+        reply.status = 200
+        return reply
+
+
+async def test_an_open_loop_counts_the_requests_that_a_stall_held_up() -> None:
+    """One stall of 50 ms at 1,000 requests a second is seen by every request that was due meanwhile."""
+    record = await open_loop(Stalling(), lambda: b"", rate=1000, seconds=0.06)
+    assert len(record.latency) == 60
+    assert sum(latency > 0.02 for latency in record.latency) >= 25
+
+
+class Broken:
+    """A pool that has lost its server."""
+
+    async def ask(self, request: bytes) -> Reply:
+        raise ConnectionLost("gone")
+
+
+async def test_an_open_loop_goes_on_without_its_server() -> None:
+    """Every due request is tried and counted."""
+    record = await open_loop(Broken(), lambda: b"", rate=1000, seconds=0.01)
+    assert record.errors == {"connection lost": 10}
+
+
+@pytest.mark.parametrize("url", ["https://h", "http://", "ftp://h:1"])
+def test_only_http_urls(url: str) -> None:
+    """Anything else is refused with the form that works."""
+    with pytest.raises(ValueError, match="http://host:port"):
+        Target(url)

@@ -1,0 +1,73 @@
+"""Percentile arithmetic."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.bench.stats import Record, latencies, median, percentile, summarise
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"), [(0.5, 50.0), (0.9, 90.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.0, 1.0)]
+)
+def test_nearest_rank_over_a_hundred_values(q: float, expected: float) -> None:
+    """Over 1..100 the percentile is the rank itself."""
+    assert percentile([float(n) for n in range(1, 101)], q) == expected
+
+
+def test_nothing_has_no_percentile() -> None:
+    """No measurement is NaN for one figure and no figures for a run."""
+    assert math.isnan(percentile([], 0.5))
+    assert math.isnan(median([]))
+    assert latencies([]) == {}
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_a_percentile_covers_its_share(values: list[float], q: float) -> None:
+    """It was measured, and at least a share q of the values is at or below it, while a smaller value has less."""
+    ordered = sorted(values)
+    found = percentile(ordered, q)
+    at_or_below = sum(value <= found for value in values)
+    below = sum(value < found for value in values)
+    assert found in values
+    assert at_or_below >= q * len(values) - 1e-9
+    assert below < q * len(values) or found == ordered[0]
+
+
+def test_the_median_of_an_even_number_lies_between() -> None:
+    """Four runs have the mean of the middle two, in any order."""
+    assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
+    assert median([9.0, 1.0, 5.0]) == 5.0
+
+
+def test_latencies_do_not_depend_on_order() -> None:
+    """Shuffled measurements give the same figures, in milliseconds."""
+    values = [n / 1000 for n in range(1, 1001)]
+    shuffled = random.Random(1).sample(values, len(values))
+    found = latencies(shuffled)
+    assert found == latencies(values)
+    assert found["p50"] == 500
+    assert found["p99.9"] == 999
+    assert found["max"] == 1000
+
+
+def test_a_summary_divides_by_the_time_of_the_run() -> None:
+    """Rates are answers over seconds; server facts are averages of what was said."""
+    record = Record(latency=[0.01] * 50, texts=100, batch_sizes=[4, 8], queue_ms=[1.0, 3.0], seconds=2.0)
+    record.errors["503"] = 2
+    summary = summarise(record)
+    assert summary.requests_per_s == 25
+    assert summary.texts_per_s == 50
+    assert summary.errors == {"503": 2}
+    assert summary.batch_size == 6
+    assert summary.queue_ms["max"] == 3
+
+
+def test_a_server_that_says_nothing_of_batches() -> None:
+    """Without headers there is no batch size, rather than a zero."""
+    assert summarise(Record(latency=[0.1], texts=1, seconds=1.0)).batch_size is None

@@ -1,0 +1,167 @@
+"""Logs: the two formats, what may leave, and what happens to uvicorn's."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from shoal.observability import logs
+from shoal.observability.logs import Format, configure, request_id
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def written(stream: io.StringIO, format: Format = "auto", level: str = "info", **settings: Any) -> list[str]:
+    """Lines that one ordinary, one access, one debug and one library record leave."""
+    with configure(level, format, stream=stream, environ=settings.pop("environ", {}), **settings):
+        logging.getLogger("shoal.core").info("model %s is ready", "m")
+        extra = {"method": "POST", "path": "/embed", "status": 200, "ms": 3.14159, "request_id": "r1", "tokens": 16}
+        logging.getLogger("shoal.access").info("request", extra=extra)
+        logging.getLogger("shoal.core").debug("detail")
+        logging.getLogger("elsewhere").info("noise")
+    return stream.getvalue().splitlines()
+
+
+def test_json_where_there_is_no_terminal() -> None:
+    """Each line is one JSON object with time, level, logger, message and the record's fields."""
+    ready, access = (json.loads(line) for line in written(io.StringIO()))
+    assert ready["message"] == "model m is ready"
+    assert ready["level"] == "info"
+    assert ready["logger"] == "shoal.core"
+    assert ready["time"].endswith("+00:00")
+    assert access["status"] == 200
+    assert access["request_id"] == "r1"
+    assert "model" not in access
+
+
+def test_colour_on_a_terminal_and_none_with_no_color() -> None:
+    """A terminal gets coloured text; NO_COLOR takes the colours, not the text."""
+    coloured = written(Terminal())
+    plain = written(Terminal(), environ={"NO_COLOR": "1"})
+    assert "\x1b[" in coloured[0]
+    assert "\x1b" not in "".join(plain)
+    assert "model m is ready" in plain[0]
+    assert "POST /embed 200" in plain[1]
+    assert "ms=3.1 " in plain[1]
+
+
+def test_text_can_be_had_without_a_terminal() -> None:
+    """`text` into a file is text without colours."""
+    lines = written(io.StringIO(), "text")
+    assert "\x1b" not in lines[0]
+    assert "request_id=r1" in lines[1]
+
+
+def test_the_level_is_for_shoal_and_libraries_keep_to_warnings() -> None:
+    """`debug` adds Shoal's debug records and nobody else's info."""
+    lines = written(io.StringIO(), level="debug")
+    assert [json.loads(line)["message"] for line in lines] == ["model m is ready", "request", "detail"]
+
+
+def test_the_access_log_can_be_switched_off() -> None:
+    """Without it the other records stay."""
+    assert len(written(io.StringIO(), access=False)) == 1
+
+
+def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
+    """The message says what may be written instead."""
+    with pytest.raises(ValueError, match="use one of debug, info"):
+        configure("loud", stream=io.StringIO())
+
+
+def test_records_within_a_request_carry_its_id() -> None:
+    """The current request's id joins each record that has none of its own."""
+    stream = io.StringIO()
+    with configure(stream=stream):
+        token = request_id.set("abc")
+        logging.getLogger("shoal.core").info("inside")
+        request_id.reset(token)
+        logging.getLogger("shoal.core").info("outside")
+    inside, outside = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert inside["request_id"] == "abc"
+    assert "request_id" not in outside
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_inputs_and_keys_do_not_leave(format: Format) -> None:
+    """An attribute that is no known field is dropped; tokens in messages and fields are masked."""
+    stream = io.StringIO()
+    with configure(format=format, stream=stream):
+        extra = {"body": "SECRET-INPUT", "path": "/x Bearer SECRET-PATH"}
+        logging.getLogger("shoal").warning("got Authorization: Bearer SECRET-KEY and hf_SECRETHUB", extra=extra)
+    assert "SECRET" not in stream.getvalue()
+    assert "***" in stream.getvalue()
+
+
+def test_a_path_cannot_forge_a_line_or_steer_the_terminal() -> None:
+    """Control characters that a client sends are shown, not obeyed."""
+    stream = Terminal()
+    with configure(stream=stream, environ={"NO_COLOR": "1"}):
+        extra = {"method": "GET", "path": "/\n12:00 INFO forged\x1b[2J\u2028", "status": 404}
+        logging.getLogger("shoal.access").info("request", extra=extra)
+    assert len(stream.getvalue().splitlines()) == 1
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_an_error_keeps_its_traceback(format: Format) -> None:
+    """`exception` shows where it came from."""
+    stream = io.StringIO()
+    with configure(format=format, stream=stream):
+        try:
+            raise KeyError("cause")
+        except KeyError:
+            logging.getLogger("shoal").exception("it broke")
+    assert "Traceback" in stream.getvalue()
+    assert "KeyError" in stream.getvalue()
+
+
+def test_uvicorn_is_folded_in_and_its_access_line_is_not() -> None:
+    """uvicorn's errors come out in Shoal's format; its access log stays silent."""
+    stream = io.StringIO()
+    with configure(stream=stream):
+        logging.getLogger("uvicorn.error").info("Started")
+        logging.getLogger("uvicorn.access").info("GET /")
+    assert [json.loads(line)["logger"] for line in stream.getvalue().splitlines()] == ["uvicorn.error"]
+
+
+def test_the_caller_never_writes() -> None:
+    """Formatting and writing happen in a thread of their own, so that a slow terminal cannot stall the loop."""
+    writers: set[int] = set()
+
+    class Watching(io.StringIO):
+        def write(self, text: str) -> int:
+            writers.add(threading.get_ident())
+            return super().write(text)
+
+    stream = Watching()
+    with configure(stream=stream):
+        logging.getLogger("shoal").info("hello")
+    assert "hello" in stream.getvalue()
+    assert threading.get_ident() not in writers
+
+
+def test_closing_puts_the_loggers_back() -> None:
+    """After `close`, which may be called twice, the root has the handlers that it had before."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    configured = configure(stream=io.StringIO())
+    assert root.handlers != before
+    configured.close()
+    configured.close()
+    assert root.handlers == before
+
+
+def test_every_field_is_named_once() -> None:
+    """The list of what may leave has no duplicates."""
+    assert len(set(logs.FIELDS)) == len(logs.FIELDS)

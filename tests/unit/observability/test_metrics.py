@@ -1,0 +1,206 @@
+"""The Prometheus observer: what it counts, that the counts balance, and that clients cannot grow it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal.core.protocols import BatchReport
+from shoal.observability.metrics import MAX_MODELS, UNKNOWN, LoopLag, PrometheusObserver
+from shoal.types import Embedded
+
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+def parsed(observer: PrometheusObserver) -> dict[Key, float]:
+    families: Iterable[Metric] = text_string_to_metric_families(observer.render().decode())
+    samples = (sample for family in families for sample in family.samples)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def value(samples: dict[Key, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+def total(samples: dict[Key, float], name: str) -> float:
+    return sum(number for (found, _), number in samples.items() if found == name)
+
+
+def answer(*tokens: int, truncated: int = 0) -> Embedded:
+    vectors = np.zeros((len(tokens), 4), np.float32)
+    return Embedded(vectors=vectors, tokens=list(tokens), truncated=truncated)
+
+
+@pytest.fixture
+def observer() -> PrometheusObserver:
+    made = PrometheusObserver()
+    made.attach(lambda: [("m", "ready"), ("n", "loading")], lambda: [("m", 3, 70)])
+    return made
+
+
+def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> None:
+    """An accepted and answered request shows in received, outcome, items, tokens, truncation and its time."""
+    observer.accepted("m", "embed", 2, "interactive")
+    observer.finished("m", "embed", "ok", 0.0042, answer(16, 100, truncated=1))
+    samples = parsed(observer)
+    assert (
+        value(samples, "shoal_requests_received_total", **{"model": "m", "task": "embed", "class": "interactive"}) == 1
+    )
+    assert value(samples, "shoal_requests_total", model="m", task="embed", outcome="ok") == 1
+    assert value(samples, "shoal_items_total", model="m", task="embed") == 2
+    assert value(samples, "shoal_tokens_total", model="m", task="embed") == 116
+    assert value(samples, "shoal_truncated_total", model="m") == 1
+    assert value(samples, "shoal_request_seconds_bucket", model="m", task="embed", le="0.003") == 0
+    assert value(samples, "shoal_request_seconds_bucket", model="m", task="embed", le="0.005") == 1
+    assert value(samples, "shoal_request_seconds_sum", model="m", task="embed") == pytest.approx(0.0042)
+    assert value(samples, "shoal_requests_in_flight", model="m", task="embed") == 0
+
+
+def test_received_balances_finished_and_in_flight(observer: PrometheusObserver) -> None:
+    """At any moment received = ok + failed + cancelled + in flight, over many random histories."""
+    draw = random.Random(7)
+    open_requests: list[str] = []
+    for _ in range(2000):
+        if open_requests and draw.random() < 0.5:
+            model = open_requests.pop(draw.randrange(len(open_requests)))
+            outcome = draw.choice(["ok", "cancelled", "deadline", "backend"])
+            observer.finished(model, "embed", outcome, draw.random(), answer(5) if outcome == "ok" else None)
+        else:
+            open_requests.append(draw.choice(["m", "n"]))
+            observer.accepted(open_requests[-1], "embed", 1, draw.choice(["interactive", "bulk"]))
+    samples = parsed(observer)
+    assert len(open_requests) > 0
+    assert total(samples, "shoal_requests_in_flight") == len(open_requests)
+    assert total(samples, "shoal_requests_received_total") == total(samples, "shoal_requests_total") + len(
+        open_requests
+    )
+    cancelled = sum(
+        number
+        for (name, labels), number in samples.items()
+        if name == "shoal_requests_total" and ("outcome", "cancelled") in labels
+    )
+    assert total(samples, "shoal_cancelled_total") == cancelled > 0
+
+
+def test_batches_show_size_padding_and_flush(observer: PrometheusObserver) -> None:
+    """A batch counts by replica and flush; real and computed tokens tell the share of padding; errors count by kind."""
+    observer.batched(
+        BatchReport(model="m", replica="a", items=16, tokens=200, padded_tokens=256, flush="full", seconds=0.01)
+    )
+    observer.batched(
+        BatchReport(
+            model="m", replica="a", items=1, tokens=10, padded_tokens=16, flush="idle", seconds=0.002, error="backend"
+        )
+    )
+    samples = parsed(observer)
+    assert value(samples, "shoal_batches_total", model="m", replica="a", flush="full") == 1
+    assert value(samples, "shoal_batch_size_bucket", model="m", le="8.0") == 1
+    assert value(samples, "shoal_batch_size_bucket", model="m", le="16.0") == 2
+    assert value(samples, "shoal_batch_tokens_sum", model="m") == 210
+    assert value(samples, "shoal_batch_padded_tokens_total", model="m") == 272
+    assert value(samples, "shoal_batch_seconds_count", model="m", replica="a") == 2
+    assert value(samples, "shoal_batch_errors_total", kind="backend") == 1
+
+
+def test_gauges_are_read_when_scraped(observer: PrometheusObserver) -> None:
+    """Queue and model state come from the callbacks at the moment of the scrape."""
+    samples = parsed(observer)
+    assert value(samples, "shoal_queue_items", model="m") == 3
+    assert value(samples, "shoal_queue_tokens", model="m") == 70
+    assert value(samples, "shoal_model_state", model="m", state="ready") == 1
+    assert value(samples, "shoal_model_state", model="n", state="ready") == 0
+    assert value(samples, "shoal_model_state", model="n", state="loading") == 1
+
+
+def test_names_that_clients_invent_are_one_series(observer: PrometheusObserver) -> None:
+    """Ten thousand unknown models leave as many series behind as one does."""
+    observer.finished("invented", "embed", "model_not_found", 0.0, None)
+    before = len(parsed(observer))
+    for number in range(10_000):
+        observer.finished(f"invented-{number}", "embed", "model_not_found", 0.0, None)
+    samples = parsed(observer)
+    assert len(samples) == before
+    assert value(samples, "shoal_requests_total", model=UNKNOWN, task="embed", outcome="model_not_found") == 10_001
+
+
+def test_models_loaded_over_time_are_bounded() -> None:
+    """A server that loads ever new names stops making labels of them at MAX_MODELS."""
+    observer = PrometheusObserver()
+    current = [("none", "ready")]
+    observer.attach(lambda: current)
+    for number in range(MAX_MODELS + 50):
+        current[0] = (f"m{number}", "ready")
+        observer.inferred(f"m{number}", "queue", 0.001)
+    samples = parsed(observer)
+    assert value(samples, "shoal_stage_seconds_count", model=UNKNOWN, stage="queue") == 50
+
+
+def test_a_model_that_is_loaded_later_gets_its_own_series() -> None:
+    """Before it is served a name counts as unknown; from then on under its own label."""
+    observer = PrometheusObserver()
+    observer.accepted("late", "embed", 1, "bulk")
+    observer.attach(lambda: [("late", "ready")])
+    observer.accepted("late", "embed", 1, "bulk")
+    samples = parsed(observer)
+    for model in (UNKNOWN, "late"):
+        labels = {"model": model, "task": "embed", "class": "bulk"}
+        assert value(samples, "shoal_requests_received_total", **labels) == 1
+
+
+def test_refusals_count_by_reason_and_leave_the_balance_alone(observer: PrometheusObserver) -> None:
+    """A request that is turned away shows as refused and never as received."""
+    observer.refused("overloaded")
+    samples = parsed(observer)
+    assert value(samples, "shoal_refused_total", reason="overloaded") == 1
+    assert total(samples, "shoal_requests_received_total") == 0
+
+
+def test_two_observers_share_nothing(observer: PrometheusObserver) -> None:
+    """Each has a registry of its own, so that two servers in one process do not mix."""
+    observer.refused("overloaded")
+    assert total(parsed(PrometheusObserver()), "shoal_refused_total") == 0
+
+
+def test_the_process_shows(observer: PrometheusObserver) -> None:
+    """Memory and processor time of the process are part of a scrape."""
+    samples = parsed(observer)
+    assert value(samples, "process_resident_memory_bytes") > 1e6
+    assert value(samples, "process_cpu_seconds_total") > 0
+
+
+async def test_loop_lag_is_what_the_timer_was_late(observer: PrometheusObserver) -> None:
+    """A timer of 100 ms that fires after 130 ms is a lag of 30 ms; one that fires early is none."""
+    moments = iter([0.0, 0.13, 1.0, 1.0999])
+    seen: list[float] = []
+    done = asyncio.Event()
+
+    def record(seconds: float) -> None:
+        seen.append(seconds)
+        observer.lagged(seconds)
+        if len(seen) == 2:
+            done.set()
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 0.1
+        await asyncio.sleep(0)
+
+    def clock() -> float:
+        return next(moments, 2.0)
+
+    async with LoopLag(record, sleep=sleep, clock=clock):
+        await done.wait()
+    assert seen[:2] == pytest.approx([0.03, 0.0])
+
+
+async def test_loop_lag_stops_with_its_block() -> None:
+    """Leaving the block ends the sampling task."""
+    async with LoopLag(lambda _: None):
+        await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]

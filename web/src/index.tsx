@@ -1,0 +1,126 @@
+import { render } from "preact";
+import { useCallback, useEffect, useState } from "preact/hooks";
+
+import { ApiError, key, models as fetchModels, type Model } from "./api";
+import { Compare } from "./compare";
+import { Models } from "./models";
+import logo from "./shoal.svg";
+import { curl, python } from "./snippets";
+
+const POLL_MS = 2000;
+
+function KeyEntry({ wanted, onChange }: { wanted: boolean; onChange: () => void }) {
+  const [value, setValue] = useState(key.get());
+  return (
+    <form
+      class={wanted ? "key wanted" : "key"}
+      onSubmit={(event) => {
+        event.preventDefault();
+        key.set(value.trim());
+        onChange();
+      }}
+    >
+      <label>
+        {wanted ? "This server asks for an API key" : "API key"}
+        <input
+          type="password"
+          autocomplete="off"
+          placeholder="kept in this tab only"
+          value={value}
+          onInput={(event) => setValue(event.currentTarget.value)}
+        />
+      </label>
+      <button type="submit">Use key</button>
+    </form>
+  );
+}
+
+function Snippet({ title, code }: { title: string; code: string }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(code);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return (
+    <figure class="snippet">
+      <figcaption>
+        {title}
+        {/* The clipboard exists on https and loopback only. */}
+        {navigator.clipboard && (
+          <button type="button" class="quiet" onClick={copy} aria-label={`Copy the ${title} example`}>
+            {copied ? "Copied" : "Copy"}
+          </button>
+        )}
+      </figcaption>
+      <pre tabIndex={0}>
+        <code>{code}</code>
+      </pre>
+    </figure>
+  );
+}
+
+function App() {
+  const [list, setList] = useState<Model[] | null>(null);
+  const [problem, setProblem] = useState<{ status: number; message: string } | null>(null);
+
+  const load = useCallback(async () => {
+    try {
+      setList(await fetchModels());
+      setProblem(null);
+    } catch (error) {
+      const status = error instanceof ApiError ? error.status : 0;
+      setProblem({ status, message: status ? (error as Error).message : "The server does not answer." });
+    }
+  }, []);
+
+  useEffect(() => {
+    void load();
+    // A tab in the background asks nothing.
+    const timer = setInterval(() => document.hidden || void load(), POLL_MS);
+    return () => clearInterval(timer);
+  }, [load]);
+
+  const locked = problem?.status === 401;
+  const embedders = (list ?? []).filter((model) => (model.state ?? "ready") === "ready");
+  const chosen = embedders.find((model) => model.default_for?.includes("embed")) ?? embedders[0] ?? list?.[0];
+
+  return (
+    <>
+      <header>
+        <img src={logo} alt="" width="56" height="56" />
+        <div>
+          <h1>Shoal</h1>
+          <p>One inference gateway: the APIs your clients speak, batched across users.</p>
+        </div>
+        <nav aria-label="Pages">
+          <a class="button" href="./docs">
+            API docs
+          </a>
+          <a href="./openapi.json">openapi.json</a>
+          <a href="./metrics">Metrics</a>
+        </nav>
+      </header>
+      <main>
+        {(locked || key.get()) && <KeyEntry wanted={locked} onChange={load} />}
+        <Models list={list} problem={locked ? null : (problem?.message ?? null)} />
+        {chosen && <Compare models={embedders} preferred={chosen.id} />}
+        {chosen && (
+          <section aria-labelledby="use">
+            <h2 id="use">Use it from your code</h2>
+            <div class="snippets">
+              <Snippet title="curl" code={curl(chosen.id)} />
+              <Snippet title="Python" code={python(chosen.id)} />
+            </div>
+          </section>
+        )}
+      </main>
+    </>
+  );
+}
+
+const root = document.getElementById("app");
+if (root) {
+  root.replaceChildren();
+  render(<App />, root);
+}

@@ -1,0 +1,36 @@
+import type { Model } from "./api";
+
+function facts(model: Model): string[] {
+  const words: string[] = [];
+  if (model.dimension) words.push(`${model.dimension} dimensions`);
+  if (model.max_input_tokens) words.push(`up to ${model.max_input_tokens} tokens`);
+  if (model.precision) words.push(model.precision);
+  if (model.backend) words.push(model.backend);
+  if (model.aliases?.length) words.push(`also ${model.aliases.join(", ")}`);
+  return words;
+}
+
+export function Models({ list, problem }: { list: Model[] | null; problem: string | null }) {
+  return (
+    <section aria-labelledby="models">
+      <h2 id="models">Models</h2>
+      {problem && (
+        <p class="problem" role="alert">
+          {problem}
+        </p>
+      )}
+      {list?.length === 0 && <p>No model is served. Start Shoal with one: shoal serve ADDRESS</p>}
+      <ul class="models">
+        {list?.map((model) => (
+          <li key={model.id}>
+            <div>
+              <strong>{model.id}</strong>
+              <span class={`state ${model.state ?? "ready"}`}>{model.state ?? "ready"}</span>
+            </div>
+            <p>{model.error ?? facts(model).join(" · ")}</p>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
