@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from shoal import config
@@ -36,22 +37,19 @@ class _FromEnvironment:
         from shoal.app import open_app
 
         await receive()
-        try:
-            loaded = config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
+        async with AsyncExitStack() as stack:
+            try:
+                loaded = config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
+                app = await stack.enter_async_context(open_app(loaded, loaded.served))
+            except ShoalError as error:
+                await send({"type": "lifespan.startup.failed", "message": error.message})
+                return
             for warning in loaded.warnings:
                 _log.warning(warning)
-            opened = open_app(loaded, loaded.served)
-            app = await opened.__aenter__()
-        except ShoalError as error:
-            await send({"type": "lifespan.startup.failed", "message": error.message})
-            return
-        try:
             self._asgi = app.asgi if _protected(loaded) else local_only(app.asgi)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             app.gateway.draining = True
-        finally:
-            await opened.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
 
 

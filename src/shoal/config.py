@@ -24,6 +24,9 @@ FILE_NAME = "shoal.toml"
 MODELS = "models"
 """What to serve is given as arguments, as SHOAL_MODELS or as the file's tables, by the same precedence as a setting."""
 
+__all__ = ["FILE_NAME", "MODELS", "PRECEDENCE", "Layer", "Loaded", "ModelTable", "Settings", "Source", "check_bind"]
+__all__ += ["find_file", "is_loopback", "load", "reference"]
+
 Layer: TypeAlias = Literal["flag", "env", "file", "default"]
 PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "file", "default")
 

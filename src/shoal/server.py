@@ -161,7 +161,25 @@ class HttpServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application; on the way down every answer asks the client to connect anew, and so elsewhere."""
-        await self._asgi(scope, receive, _closing(send) if self._closing else send)
+        try:
+            await self._asgi(scope, receive, _closing(send) if self._closing else send)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            # It outlasted the drain. To uvicorn a cancelled application is a crash: a 500, and a traceback in the log.
+            # An answer that has begun cannot be mended: uvicorn refuses the second start and cuts the connection.
+            with contextlib.suppress(RuntimeError):
+                await send({"type": "http.response.start", "status": 503, "headers": _GONE_HEADERS})
+                await send({"type": "http.response.body", "body": _GONE})
+
+
+_GONE = b"The server is shutting down: send the request again.\n"
+_GONE_HEADERS = [
+    (b"content-type", b"text/plain"),
+    (b"content-length", str(len(_GONE)).encode()),
+    (b"connection", b"close"),
+    (b"retry-after", b"1"),
+]
 
 
 class _Uvicorn(uvicorn.Server):

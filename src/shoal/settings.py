@@ -18,9 +18,9 @@ from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"
 
-# A key travels in a header: visible ASCII only.
-Key: TypeAlias = Annotated[str, Meta(pattern=r"^[\x21-\x7e]+$", title="ASCII without spaces")]
-Origin: TypeAlias = Annotated[str, Meta(pattern=r"^(\*|https?://[^/\s]+)$", title="* or http(s)://host[:port]")]
+# A key travels in a header: visible ASCII only. (\Z, as $ would let a line break pass at the end.)
+Key: TypeAlias = Annotated[str, Meta(pattern=r"^[\x21-\x7e]+\Z", title="ASCII without spaces")]
+Origin: TypeAlias = Annotated[str, Meta(pattern=r"^(\*|https?://[^/\s]+)\Z", title="* or http(s)://host[:port]")]
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 _SERVER = {"section": "Server"}
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Header that names the user, set by a proxy that you trust; fairness then counts per user.",
-            pattern=r"^[A-Za-z0-9-]*$",
+            pattern=r"^[A-Za-z0-9-]*\Z",
             title="the name of a header",
             extra=_SERVER,
         ),

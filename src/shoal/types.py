@@ -120,6 +120,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     `include_prompt` False: the prompt's tokens are left out of pooling (`pooling_mask`).
     `sentence_embedding` names the output of all modules, `pooled` the one before a final Normalize (the same name when
     the model ends without one); `ends_normalized` says whether a Normalize module ends the model.
+    A shipped graph may give only normalised vectors: then `ends_normalized` is true and both names are the same.
     """
 
     tokenizer: str

@@ -2,14 +2,20 @@
 
 export interface Model {
   id: string;
-  state?: string;
-  error?: string | null;
+  status: { value: "loaded" | "loading" | "unloaded"; failed?: boolean; error?: string | null };
   aliases?: string[];
   default_for?: string[];
   backend?: string;
   dimension?: number | null;
   max_input_tokens?: number | null;
   precision?: string;
+}
+
+export type State = "ready" | "loading" | "failed" | "unloaded";
+
+export function state({ status }: Model): State {
+  if (status.failed) return "failed";
+  return status.value === "loaded" ? "ready" : status.value;
 }
 
 export interface Embedding {

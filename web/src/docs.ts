@@ -19,6 +19,6 @@ const ui = SwaggerUI({
   validatorUrl: null, // the default asks a public validator, and a gateway's pages ask nobody
   tryItOutEnabled: true,
   onComplete: () => {
-    if (key.get()) ui.preauthorizeApiKey("bearer", key.get());
+    if (key.get()) ui.preauthorizeApiKey("key", key.get());
   },
 });

@@ -1,13 +1,13 @@
 import { render } from "preact";
 import { useCallback, useEffect, useState } from "preact/hooks";
 
-import { ApiError, key, models as fetchModels, type Model } from "./api";
+import { ApiError, key, models as fetchModels, state, type Model } from "./api";
 import { Compare } from "./compare";
 import { Models } from "./models";
 import logo from "./shoal.svg";
 import { curl, python } from "./snippets";
 
-const POLL_MS = 2000;
+const POLL_MS = 5000;
 
 function KeyEntry({ wanted, onChange }: { wanted: boolean; onChange: () => void }) {
   const [value, setValue] = useState(key.get());
@@ -53,7 +53,7 @@ function Snippet({ title, code }: { title: string; code: string }) {
           </button>
         )}
       </figcaption>
-      <pre tabIndex={0}>
+      <pre>
         <code>{code}</code>
       </pre>
     </figure>
@@ -82,7 +82,7 @@ function App() {
   }, [load]);
 
   const locked = problem?.status === 401;
-  const embedders = (list ?? []).filter((model) => (model.state ?? "ready") === "ready");
+  const embedders = (list ?? []).filter((model) => state(model) === "ready");
   const chosen = embedders.find((model) => model.default_for?.includes("embed")) ?? embedders[0] ?? list?.[0];
 
   return (
@@ -98,19 +98,19 @@ function App() {
             API docs
           </a>
           <a href="./openapi.json">openapi.json</a>
-          <a href="./metrics">Metrics</a>
+          {!locked && !key.get() && <a href="./metrics">Metrics</a>}
         </nav>
       </header>
       <main>
         {(locked || key.get()) && <KeyEntry wanted={locked} onChange={load} />}
-        <Models list={list} problem={locked ? null : (problem?.message ?? null)} />
-        {chosen && <Compare models={embedders} preferred={chosen.id} />}
-        {chosen && (
+        {!locked && <Models list={list} problem={problem?.message ?? null} />}
+        {!locked && chosen && <Compare models={embedders} preferred={chosen.id} />}
+        {!locked && chosen && (
           <section aria-labelledby="use">
             <h2 id="use">Use it from your code</h2>
             <div class="snippets">
-              <Snippet title="curl" code={curl(chosen.id)} />
-              <Snippet title="Python" code={python(chosen.id)} />
+              <Snippet title="curl" code={curl(chosen.id, key.get() !== "")} />
+              <Snippet title="Python" code={python(chosen.id, key.get() !== "")} />
             </div>
           </section>
         )}

@@ -1,4 +1,4 @@
-import type { Model } from "./api";
+import { state, type Model } from "./api";
 
 function facts(model: Model): string[] {
   const words: string[] = [];
@@ -25,9 +25,9 @@ export function Models({ list, problem }: { list: Model[] | null; problem: strin
           <li key={model.id}>
             <div>
               <strong>{model.id}</strong>
-              <span class={`state ${model.state ?? "ready"}`}>{model.state ?? "ready"}</span>
+              <span class={`state ${state(model)}`}>{state(model)}</span>
             </div>
-            <p>{model.error ?? facts(model).join(" · ")}</p>
+            <p>{model.status.error ?? facts(model).join(" · ")}</p>
           </li>
         ))}
       </ul>

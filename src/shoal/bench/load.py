@@ -26,16 +26,21 @@ class Asks(Protocol):
 async def closed_loop(pool: Asks, make: Make, *, clients: int, seconds: float, texts: int = 1) -> Record:
     """`clients` callers, each with one request in flight, until `seconds` have passed.
 
-    Answers after that are waited for and not counted. A refused caller (429, 503) waits as long as `Retry-After` says.
+    Answers after that are waited for and not counted. A refused caller (429, 503) waits as long as `Retry-After` says
+    and then sends the same request again: nobody has computed its texts yet.
     """
     record, start = Record(), time.perf_counter()
     end = start + seconds
 
     async def caller() -> None:
+        request = b""
         while (due := time.perf_counter()) < end:
-            pause = await _one(pool, make(), record, due=due, start=start, end=end, texts=texts)
+            request = request or make()
+            pause = await _one(pool, request, record, due=due, start=start, end=end, texts=texts)
             if pause:
                 await asyncio.sleep(pause)
+            else:
+                request = b""
 
     await asyncio.gather(*(caller() for _ in range(clients)))
     record.seconds = seconds

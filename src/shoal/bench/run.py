@@ -33,19 +33,24 @@ class Plan:
 async def measure(plan: Plan) -> tuple[Summary, float | None]:
     """Warm up, run, and answer the figures and the tokens a text as the server counted them (None: it does not say).
 
+    Without a model, the first one that the server lists is asked.
+
     Raises OSError when nothing listens, ValueError for a bad URL and RuntimeError when the first request is refused.
     """
     target = Target(plan.url)
     # another start for every run, so that no run meets the texts of an earlier one in a cache
     texts = Texts(plan.tokens, seed=time.time_ns())
     headers = f"authorization: Bearer {plan.key}\r\n" if plan.key else ""
-    bodies = Bodies(plan.surface, plan.model, plan.encoding, target.name, headers)
     pool = Pool(target, plan.clients)
 
     def make() -> bytes:
         return bodies.request(texts.take(plan.texts))
 
     try:
+        model = plan.model
+        if not model and plan.surface == "openai":
+            model = await _first_model(pool, target.name, headers)
+        bodies = Bodies(plan.surface, model, plan.encoding, target.name, headers)
         first = await pool.ask(make(), keep=True)
         body = bytes(first.body or b"")
         if first.status != 200:
@@ -60,6 +65,23 @@ async def measure(plan: Plan) -> tuple[Summary, float | None]:
     finally:
         pool.close()
     return summarise(record), _tokens_each(body, plan.texts)
+
+
+async def _first_model(pool: Pool, host: str, headers: str) -> str:
+    reply = await pool.ask(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n{headers}\r\n".encode(), keep=True)
+    body = bytes(reply.body or b"")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (msgspec.MsgspecError, IndexError):
+        raise RuntimeError(f"the server lists no model (it answered {reply.status}): name one with --model") from None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class _Usage(msgspec.Struct):

@@ -72,7 +72,7 @@ def _facts(facts: ModelFacts) -> Iterator[str]:
         yield f"{facts.max_input_tokens} tokens"
     streams, threads = facts.details.get("streams"), facts.details.get("threads")
     shape = f" {threads} threads x {streams} streams" if streams and threads else ""
-    yield " ".join(part for part in (facts.precision, "on", facts.backend) if part) + shape
+    yield (f"{facts.precision} on {facts.backend}" if facts.precision else facts.backend) + shape
 
 
 def _auth(settings: Settings) -> str:

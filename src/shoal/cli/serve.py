@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli._options import with_settings
+from shoal.cli.banner import announce, url
 from shoal.config import Loaded, check_bind
 from shoal.errors import SetupError
 
@@ -51,17 +52,20 @@ def serve(
 
 async def _serve(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     """Until a signal, or until it is clear that no model can be served: that raises SetupError."""
-    from shoal.app import open_app
     from shoal.server import HttpServer, stop_signals
 
     settings = loaded.settings
+    port = sockets[0].getsockname()[1]
+    _log.info("listening on %s, loading models", url(settings.host, port))
     stop = asyncio.Event()
     with stop_signals(stop):
+        from shoal.app import open_app
+
         async with open_app(loaded, loaded.served) as app:
             server = HttpServer(
                 app.asgi, sockets, drain_delay_s=settings.drain_delay_s, drain_timeout_s=settings.drain_timeout_s
             )
-            loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
+            loading = asyncio.create_task(_announce(app, loaded, port))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
             try:
                 await server.run(app.gateway, stop)
@@ -73,9 +77,6 @@ async def _serve(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
 
 async def _announce(app: App, loaded: Loaded, port: int) -> None:
     """Say what is served, once that is known. Raises SetupError when it is nothing."""
-    from shoal.cli.banner import announce, url
-
-    _log.info("listening on %s, loading models", url(loaded.settings.host, port))
     await app.wait_loaded()
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]

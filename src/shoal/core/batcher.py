@@ -259,6 +259,15 @@ class Lane:
         replica.running += 1
         self._runs.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
+        run.task.add_done_callback(lambda _: self._release(run))
+
+    def _release(self, run: _Run) -> None:
+        """Give the slot back, once. Also a done callback, because a task cancelled before its first step runs no
+        `finally`."""
+        if run in self._runs:
+            self._runs.discard(run)
+            run.replica.running -= 1
+            self._wake()
 
     async def _execute(self, run: _Run) -> None:
         error: ShoalError | None = None
@@ -272,10 +281,6 @@ class Lane:
         except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not leave it waiting
             logger.exception("a batch failed in an unforeseen way")
             error = InternalError(f"running the batch failed: {failure!r}")
-        finally:
-            run.replica.running -= 1
-            self._runs.discard(run)
-            self._wake()
         if error is None:
             self._deliver(run, rows)
         else:
@@ -291,6 +296,10 @@ class Lane:
         started = self._clock()
         outputs = await engine.infer(inputs, wanted, {}, max(item.deadline for item in run.items))
         seconds = self._clock() - started
+        # The slot's next batch leaves before this one's answers are written: writing them is work for the event loop,
+        # and the engine would idle meanwhile.
+        self._release(run)
+        self._pump()
         padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
         run.replica.finished(padded, seconds)
         self._report(run, padded, seconds, None)

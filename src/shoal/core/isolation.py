@@ -38,15 +38,16 @@ def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: boo
 
     Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
     python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
-    Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults are retried whole.
+    Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
+    replica says while it goes down, are retried whole.
     """
-    if isinstance(error, TransportFailed):
+    if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
         return "retry" if attempts < MAX_ATTEMPTS else "fail"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:
         return "fail"
     if isinstance(error, OutOfMemory):
         return "halve"
-    if isinstance(error, InputRejected) or (isinstance(error, EngineFailed) and replica_ready):
+    if isinstance(error, InputRejected | EngineFailed):
         if trial.calls >= 2:
             trial.calls -= 2
             return "halve"

@@ -261,9 +261,9 @@ class Planner(Generic[E]):
         expired: list[E] = []
         if not self.items:
             return Wait(None), expired
-        aged = self._oldest_age(now) * 1000 >= self.limits.max_wait_time_ms
-        if not aged and self.items < self._most(facts) and self.tokens < self.limits.max_batch_tokens:
-            return Wait(self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000), expired
+        until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
+        if now < until and self.items < self._most(facts) and self.tokens < self.limits.max_batch_tokens:
+            return Wait(until), expired
         draft = self._fill(facts, now, share, expired)
         if draft is None:
             return Wait(None), expired
@@ -417,9 +417,6 @@ class Planner(Generic[E]):
         self._classes[entry.traffic].items -= 1
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
-
-    def _oldest_age(self, now: float) -> float:
-        return now - self._arrivals[0].arrived
 
     def _most(self, facts: EngineFacts) -> int:
         return min(self.limits.max_batch_size, facts.max_batch_size)

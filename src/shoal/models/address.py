@@ -137,7 +137,7 @@ def parse_address(text: str) -> Address:
     scheme, rest = match.groups()
     parse = _PARSERS.get(scheme)
     if parse is None:
-        close = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        close = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}:?" if close else f"known are {', '.join(SCHEMES)}"
         raise AddressError(f"{text}: {scheme!r} is not a scheme that models come from; {hint}")
     return parse(scheme, rest)

@@ -14,6 +14,8 @@ from shoal.types import TextSpec
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+CONVERTER = 1
+"""Raised whenever the conversion makes something else of the same files: what older ones made is then made anew."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):
@@ -35,8 +37,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
-    `converter` and `settings` made `graph` (a path in the model's folder, as those of `text` and `files` are).
-    `graph_source` is "built" or "shipped". `created`: unix seconds. `files`: all but this manifest.
+    Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped". Paths (`graph`, those in
+    `text` and `files`) are relative to the model's folder. `created`: unix seconds. `files`: all but this manifest.
     """
 
     format: int = FORMAT
@@ -45,7 +47,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     revision: str
     converter: int
-    settings: dict[str, str | int | float | bool] = {}
     graph: str
     graph_source: str
     parameters: int

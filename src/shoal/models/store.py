@@ -31,7 +31,7 @@ from shoal.models.progress import Stop
 
 _log = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
-_FOLDER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
+_FOLDER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+!-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Store:
     def home(self) -> Path:
         return self._home
 
-    def list(self) -> list[Stored]:
+    def entries(self) -> list[Stored]:
         """Every model whose manifest this Shoal reads, newest first. Files are not looked at."""
         found = [stored for folder in _folders(self._models) for stored in _entries(folder)]
         return sorted(found, key=lambda stored: (-stored.manifest.created, str(stored.path)))
@@ -71,10 +71,9 @@ class Store:
     def find(self, address: Address) -> Stored | None:
         """The newest entry for an address whose files are as its manifest says; None when there is no such."""
         for stored in sorted(_entries(self._folder(address)), key=lambda one: -one.manifest.created):
-            manifest = stored.manifest
-            if manifest.address != _request(address) and (not address.revision or manifest.revision != address.revision):
+            if not _answers(stored.manifest, address):
                 continue
-            if wrong := check_files(stored.path, manifest):
+            if wrong := check_files(stored.path, stored.manifest):
                 _log.warning("%s in the store is damaged (%s); it is not used", address, "; ".join(wrong))
                 continue
             return stored
@@ -90,43 +89,41 @@ class Store:
             folder = self._folder(address)
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"{_PARTIAL}*"):
-                _remove(leftover)
+                _sweep(leftover)
             partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
             partial.chmod(0o755)
             try:
                 yield partial
             finally:
-                _remove(partial)
+                _sweep(partial)
                 _remove_if_empty(folder)
 
-    def commit(self, partial: Path, manifest: Manifest) -> Stored:
-        """Turn a folder of `working` into the model's entry. Older answers to the same address go."""
+    def commit(self, partial: Path, address: Address, manifest: Manifest) -> Stored:
+        """Turn a folder of `working` into the entry for `address`. Older answers to the same address go."""
         write_manifest(partial, manifest)
         folder = partial.parent
-        target = folder / _entry_name(manifest)
-        superseded = [one.path for one in _entries(folder) if one.manifest.address == manifest.address]
-        if target.is_symlink() or target.exists():
-            # A folder cannot be renamed onto one with content; readers that have it open keep what they opened.
-            target.rename(Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder)) / "old")
+        target = folder / _entry_name(address, manifest)
+        superseded = {one.path for one in _entries(folder) if one.manifest.address == manifest.address}
+        for path in sorted({target, *superseded}):
+            _discard(path)
         partial.rename(target)
-        for path in superseded:
-            if path != target:
-                _remove(path)
-        for leftover in folder.glob(f"{_PARTIAL}*"):
-            _remove(leftover)
         return Stored(target, manifest)
 
     def remove(self, stored: Stored) -> None:
         """Delete an entry of this store. Raises SourceError when it is none, or is being worked on."""
         folder = stored.path.parent
-        if folder.parent != self._models or not _FOLDER.fullmatch(folder.name) or not _FOLDER.fullmatch(stored.path.name):
+        if (
+            folder.parent != self._models
+            or not _FOLDER.fullmatch(folder.name)
+            or not _FOLDER.fullmatch(stored.path.name)
+        ):
             raise SourceError(f"{stored.path} is not a model of the store at {self._home}: it was left as it is")
         if folder.is_symlink() or stored.path.is_symlink():
             raise SourceError(f"{stored.path} leads out of the store through a link: remove the link yourself")
         with self._lock_file(folder.name) as lock:
             if not _try_lock(lock):
                 raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that one first")
-            _remove(stored.path)
+            _discard(stored.path)
             _remove_if_empty(folder)
 
     def _folder(self, address: Address) -> Path:
@@ -158,13 +155,17 @@ def _folder_name(address: Address) -> str:
     return f"{address.scheme}+{address.target.replace('/', '+')}"
 
 
-def _request(address: Address) -> str:
-    """The address as a manifest records it: with the revision that was asked for, which for a folder is its content."""
-    return f"{address}@{address.revision}" if address.scheme == "file" else str(address)
+def _answers(manifest: Manifest, address: Address) -> bool:
+    """Whether an entry is what an address asks for: by the same words, or by the exact revision that they led to."""
+    if address.scheme == "file":
+        return manifest.revision == address.revision
+    return str(address) in (manifest.address, manifest.source)
 
 
-def _entry_name(manifest: Manifest) -> str:
-    return hashlib.sha256(f"{manifest.address}\n{manifest.revision}".encode()).hexdigest()[:32]
+def _entry_name(address: Address, manifest: Manifest) -> str:
+    """Revision and, where one was asked for by another name, that name: `main+4c2a...`."""
+    asked = address.revision if address.revision != manifest.revision else ""
+    return "+".join(filter(None, (asked.replace("/", "+"), manifest.revision)))
 
 
 def _folders(parent: Path) -> Iterator[Path]:
@@ -193,12 +194,19 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def _remove(path: Path) -> None:
-    """Delete a folder of the store; links are deleted, never followed."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+def _discard(entry: Path) -> None:
+    """Take an entry away in one step, then delete it: no reader meets half of one."""
+    if entry.is_symlink():
+        entry.unlink()
+    elif entry.exists():
+        away = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=entry.parent))
+        entry.rename(away / entry.name)
+        shutil.rmtree(away)
+
+
+def _sweep(path: Path) -> None:
+    """Delete what is left of unfinished work; what cannot be deleted is in nobody's way."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -26,8 +26,8 @@ ACCESS = "shoal.access"
 """The logger of one line a request; its records carry FIELDS as extra attributes."""
 
 FIELDS = (
-    *("request_id", "method", "path", "status", "ms", "model", "items", "tokens"),
-    *("batch", "queue_ms", "replica", "client", "kind"),
+    *("method", "path", "status", "ms", "model", "items", "tokens", "batch_size", "queue_ms"),
+    *("replica", "client", "kind", "request_id"),
 )
 
 request_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
@@ -150,6 +150,7 @@ class TextFormatter(logging.Formatter):
         fields = _fields(record)
         if record.name == ACCESS:
             message = " ".join(str(fields.pop(name, "-")) for name in ("method", "path", "status"))
+            fields = {name: value for name, value in fields.items() if value}  # a page or a probe has no batch
         else:
             message = _masked(record.getMessage())
         shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())

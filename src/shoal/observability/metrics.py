@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -19,8 +18,6 @@ from prometheus_client.registry import Collector
 from shoal.core.protocols import BatchReport, Observer
 from shoal.observability.instruments import Count, Family, Histogram, gauge
 from shoal.types import Result, TaskKind, TrafficClass
-
-Stage = Literal["prepare", "queue", "infer", "finish", "encode"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "unknown"
@@ -53,7 +50,7 @@ LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0
 class _Requests:
     """The series of one model and task, found once a request by one dictionary look-up."""
 
-    __slots__ = ("items", "outcomes", "received", "seconds", "tokens", "truncated")
+    __slots__ = ("infer", "items", "outcomes", "prepare", "queue", "received", "seconds", "tokens", "truncated")
 
     def __init__(self, metrics: _Families, model: str, task: str) -> None:
         self.received: dict[str, Count] = {
@@ -64,6 +61,9 @@ class _Requests:
         self.items = metrics.items.child(model, task)
         self.tokens = metrics.tokens.child(model, task)
         self.truncated = metrics.truncated.child(model)
+        self.prepare, self.queue, self.infer = (
+            metrics.stage_seconds.child(model, stage) for stage in ("prepare", "queue", "infer")
+        )
 
 
 class _Batches:
@@ -88,9 +88,11 @@ class _Families:
             "shoal_requests_received_total", "Requests accepted, by traffic class.", (*task, "class"), Count
         )
         self.requests = Family(
-            "shoal_requests_total", "Requests finished, by outcome: ok, cancelled or an error's kind.",
-            (*task, "outcome"), Count,
-        )  # fmt: skip
+            "shoal_requests_total",
+            "Requests finished, by outcome: ok, cancelled or an error's kind.",
+            (*task, "outcome"),
+            Count,
+        )
         self.refused = Family(
             "shoal_refused_total", "Requests turned away before they were accepted, by reason.", ("reason",), Count
         )
@@ -118,9 +120,11 @@ class _Families:
             "shoal_batch_seconds", "Time of an engine call.", ("model", "replica"), lambda: Histogram(BATCH_SECONDS)
         )
         self.stage_seconds = Family(
-            "shoal_stage_seconds", "Time that a request spent in each stage.", ("model", "stage"),
+            "shoal_stage_seconds",
+            "Time that a request spent in a stage: prepare, queue, infer, finish, encode.",
+            ("model", "stage"),
             lambda: Histogram(STAGE_SECONDS),
-        )  # fmt: skip
+        )
         self.lag = Family(
             "shoal_loop_lag_seconds", "How late the event loop woke a timer.", (), lambda: Histogram(LAG_SECONDS)
         )
@@ -178,6 +182,7 @@ class PrometheusObserver(Observer, Collector):
             self._families.batch_errors.child(report.error).value += 1
 
     def inferred(self, model: str, stage: str, seconds: float) -> None:
+        """Stages that a result's facts do not hold: "finish", "encode"."""
         series = self._stages.get((model, stage))
         if series is None:
             label = self._label(model)
@@ -197,6 +202,10 @@ class PrometheusObserver(Observer, Collector):
             series.items.value += len(result.tokens)
             series.tokens.value += sum(result.tokens)
             series.truncated.value += result.truncated
+            facts = result.facts
+            series.prepare.observe(facts.prepare_ms * 0.001)
+            series.queue.observe(facts.queue_ms * 0.001)
+            series.infer.observe(facts.infer_ms * 0.001)
 
     def refused(self, reason: str) -> None:
         """A request was turned away before it was accepted: `reason` is the error's kind."""
@@ -213,9 +222,11 @@ class PrometheusObserver(Observer, Collector):
         yield gauge("shoal_requests_in_flight", "Requests accepted and not finished.", ("model", "task"), self._open())
         models = list(self._models())
         yield gauge(
-            "shoal_model_state", "1 for the state that a model is in.", ("model", "state"),
+            "shoal_model_state",
+            "1 for the state that a model is in.",
+            ("model", "state"),
             (((name, state), float(state == now)) for name, now in models for state in STATES),
-        )  # fmt: skip
+        )
         queues = list(self._queues())
         yield gauge(
             "shoal_queue_items", "Items that wait for a slot.", ("model",), (((m,), float(n)) for m, n, _ in queues)

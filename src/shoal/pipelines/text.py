@@ -205,8 +205,8 @@ class TextPipeline:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             bad = next(i for i in ids if not 0 <= i < self._vocab_size)
             return InvalidValue(
-                f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). If the ids come "
-                "from LangChain's OpenAIEmbeddings, they are tiktoken's: set check_embedding_ctx_length=False to send text",
+                f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). LangChain's "
+                "OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text",
                 param="inputs",
             )
         limit = self.spec.max_tokens
@@ -234,7 +234,8 @@ class TextPipeline:
     def _too_long(self, total: int, exact: bool) -> TooLong:
         amount = f"{total}" if exact else f"at least {total}"
         return TooLong(
-            f"the input has {amount} tokens, the model takes at most {self.spec.max_tokens}; shorten it or send truncate=true",
+            f"the input has {amount} tokens, the model takes at most {self.spec.max_tokens}; "
+            "shorten it or send truncate=true",
             param="inputs",
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
-from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Lowercase, Normalizer
 from tokenizers.normalizers import Sequence as Normalizers
 
 from shoal.errors import ModelFileError
@@ -55,6 +55,7 @@ class TextTokenizer:
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
         self.prefix, self.suffix = _frame(self.raw, file)
         self.cuts_right, self.cuts_left = _words_stand_alone(self.raw)
+        self._ideographs = len(_parts(self.raw, "東京")) == 2
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         return [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special)]
@@ -81,7 +82,7 @@ class TextTokenizer:
         if not (self.cuts_right if right else self.cuts_left):
             return text
         while size < len(text):
-            at = _boundary(text, size) if right else _boundary_before(text, len(text) - size)
+            at = self._boundary(text, size) if right else self._boundary_before(text, len(text) - size)
             if at is not None:
                 return text[:at] if right else text[at:]
             size *= GROWTH
@@ -94,13 +95,45 @@ class TextTokenizer:
             while len(text) - start > size:
                 at, ahead = None, size
                 while at is None and start + ahead < len(text):
-                    at = _boundary(text, start + ahead)
+                    at = self._boundary(text, start + ahead)
                     ahead *= GROWTH
                 if at is None:
                     break
                 yield text[start:at]
                 start = at
         yield text[start:] if start else text
+
+    def _boundary(self, text: str, at: int) -> int | None:
+        """The first place from `at` (at least 1) on that parts words, near enough to be worth the search."""
+        if self._ideographs:
+            for place in range(at, min(at + TRIES, len(text))):
+                if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
+                    return place
+        stop = at + WINDOW
+        for _ in range(TRIES):
+            at = text.find(" ", at, stop)
+            if at < 0:
+                return None
+            if text[at - 1].isalnum():
+                return at
+            at += 1
+        return None
+
+    def _boundary_before(self, text: str, at: int) -> int | None:
+        """The last place up to `at` that parts words, near enough to be worth the search."""
+        if self._ideographs:
+            for place in range(at, max(at - TRIES, 0), -1):
+                if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
+                    return place
+        stop = max(at - WINDOW, 1)
+        at += 1
+        for _ in range(TRIES):
+            at = text.rfind(" ", stop, at)
+            if at < 0:
+                return None
+            if text[at - 1].isalnum():
+                return at
+        return None
 
     def _cut(self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int) -> Fitted:
         while piece is not text and len(ids) < max_tokens + MARGIN:
@@ -128,10 +161,9 @@ def _load(folder: Path, file: str) -> Tokenizer:
 def _lower_case(raw: Tokenizer) -> None:
     """Lower-case before all else, as sentence-transformers does for do_lower_case."""
     own = raw.normalizer
+    parts: list[Normalizer] = [] if own is None else [own]
     if isinstance(own, Normalizers):
         parts = [own[i] for i in range(len(own))]
-    else:
-        parts = [] if own is None else [own]
     if not any(isinstance(part, Lowercase) for part in parts):
         raw.normalizer = Normalizers([Lowercase(), *parts])
 
@@ -181,36 +213,18 @@ def _words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
 
 
 def _parts_words(raw: Tokenizer) -> bool:
-    if raw.pre_tokenizer is None:
-        return False
-    probe = "bb cc"
-    if raw.normalizer is not None:
-        probe = raw.normalizer.normalize_str(probe)
-    parts = [part for part, _ in raw.pre_tokenizer.pre_tokenize_str(probe)]
+    parts = _parts(raw, "bb cc")
     return any("b" in part for part in parts) and not any("b" in part and "c" in part for part in parts)
 
 
-def _boundary(text: str, at: int) -> int | None:
-    """The first space from `at` on that follows a letter or digit, near enough to be worth the search."""
-    stop = at + WINDOW
-    for _ in range(TRIES):
-        at = text.find(" ", at, stop)
-        if at < 0:
-            return None
-        if at and text[at - 1].isalnum():
-            return at
-        at += 1
-    return None
+def _parts(raw: Tokenizer, text: str) -> list[str]:
+    """What the pre-tokenizer makes of a text; the model sees each part on its own."""
+    if raw.normalizer is not None:
+        text = raw.normalizer.normalize_str(text)
+    if raw.pre_tokenizer is None:
+        return [text]
+    return [part for part, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def _boundary_before(text: str, at: int) -> int | None:
-    """The last space up to `at` that follows a letter or digit, near enough to be worth the search."""
-    stop = max(at - WINDOW, 1)
-    at += 1
-    for _ in range(TRIES):
-        at = text.rfind(" ", stop, at)
-        if at < 0:
-            return None
-        if text[at - 1].isalnum():
-            return at
-    return None
+def _is_ideograph(char: str) -> bool:
+    return "\u4e00" <= char <= "\u9fff"

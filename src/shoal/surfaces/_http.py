@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from shoal.surfaces._watch import Watch
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 Send = Callable[[Any], Any]
 
 log = logging.getLogger("shoal.http")
@@ -73,7 +73,7 @@ class Front:
         request.deadline = request.started + self._seconds(request)
         found = self.routes.find(request.method, request.path)
         status = await self._respond(request, found, receive, send)
-        if self._options.access_log and access_log.isEnabledFor(logging.INFO):
+        if access_log.isEnabledFor(logging.INFO):
             _log_access(request, status)
 
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
@@ -87,11 +87,10 @@ class Front:
                     reply = await found.operation.endpoint(request)
                     if isinstance(reply.body, AsyncIterator):
                         return await self._stream(request, reply, reply.body, watch, send)
-        except ShoalError as error:
-            reply = _rendered(found.surface, error)
-        except Exception:  # a bug anywhere below must become an answer in the client's dialect, and a log entry
-            log.exception("request %s failed: %s %s", request.id, request.method, request.path)
-            reply = _rendered(found.surface, InternalError(f"The server failed on this request ({request.id})."))
+        except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
+            if request.begun:
+                return _cut_short(request, error)
+            reply = _told(request, found.surface, error)
         await self._send(request, reply, send)
         return reply.status
 
@@ -123,6 +122,7 @@ class Front:
     async def _stream(
         self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: Watch, send: Send
     ) -> int:
+        request.begun = True
         await send({"type": "http.response.start", "status": reply.status, "headers": self._headers(request, reply)})
         try:
             if request.method != "HEAD":
@@ -168,6 +168,29 @@ def _rendered(surface: Surface, error: ShoalError) -> Reply:
     return Reply(status, raw, body)
 
 
+def _told(request: Request, surface: Surface, error: Exception) -> Reply:
+    """An error as its surface tells it. Of a bug the log gets all, the client the id under which the log has it."""
+    if isinstance(error, ShoalError) and not isinstance(error, InternalError):
+        return _rendered(surface, error)
+    _log_bug(request, error)
+    return _rendered(surface, InternalError(f"The server failed on this request; its log says why ({request.id})."))
+
+
+def _cut_short(request: Request, error: Exception) -> int:
+    """The headers of a stream are out, so the status cannot change any more: 499 for the log if the client left.
+
+    Any other error goes on to the HTTP server, which then breaks the connection: the only way left to say it.
+    """
+    if isinstance(error, Cancelled):
+        return 499
+    _log_bug(request, error)
+    raise error
+
+
+def _log_bug(request: Request, error: Exception) -> None:
+    log.error("request %s failed: %s %s", request.id, request.method, request.path, exc_info=error)
+
+
 def _log_access(request: Request, status: int) -> None:
     elapsed = (time.monotonic() - request.started) * 1000
     facts = request.result.facts if request.result is not None else None
@@ -184,8 +207,10 @@ def _log_access(request: Request, status: int) -> None:
             "ms": round(elapsed, 3),
             "model": request.model,
             "items": request.items,
-            "batch_size": facts.size if facts is not None else 0,
+            "tokens": sum(request.result.tokens) if request.result is not None else 0,
+            "batch": facts.size if facts is not None else 0,
             "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
+            "replica": facts.replica if facts is not None else "",
             "request_id": request.id,
             "client": request.client,
         },

@@ -20,7 +20,7 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 class Options:
     """The settings that surfaces read, under the names that they have everywhere.
 
-    `metrics` answers the Prometheus text and its content type; None: there is no /metrics.
+    `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics.
     """
 
     host: str = "127.0.0.1"
@@ -36,11 +36,10 @@ class Options:
     body_timeout_s: float = 30.0
     client_header: str = ""
     cors_origins: tuple[str, ...] = ()
-    access_log: bool = True
-    metrics: Callable[[], tuple[bytes, str]] | None = None
+    metrics: Callable[[], bytes] | None = None
 
     @classmethod
-    def of(cls, settings: object, metrics: Callable[[], tuple[bytes, str]] | None = None) -> Options:
+    def of(cls, settings: object, metrics: Callable[[], bytes] | None = None) -> Options:
         """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
         names = [each.name for each in fields(cls) if each.name != "metrics"]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
@@ -60,10 +59,11 @@ class Request:
     """One HTTP request. `headers` has lower-case names; of a repeated header it holds the last.
 
     `body` is there before the endpoint is called, for methods that have one. `parameter` is the trailing path
-    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts.
+    parameter. `begun`: the head of a stream is on its way. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts.
     """
 
     __slots__ = (
+        "begun",
         "body",
         "body_read",
         "client",
@@ -96,6 +96,7 @@ class Request:
         self.client = ""
         self.body = b""
         self.body_read = False
+        self.begun = False
         self.parameter = ""
         self.model = ""
         self.items = 0

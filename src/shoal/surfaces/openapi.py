@@ -6,7 +6,7 @@ Nothing is described twice: a path, a schema, a status or a header is in the doc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from shoal._version import __version__
 from shoal.core.protocols import Operation, Surface
-from shoal.errors import ShoalError
+from shoal.errors import ModelNotFound, ShoalError
 from shoal.surfaces import _status
 from shoal.surfaces._request import JSON, Reply, Request
 
@@ -31,6 +31,26 @@ ERROR_HEADERS = {
     503: {"retry-after": "Seconds until another try may succeed."},
 }
 REQUEST_ID = {"x-request-id": "The request's id: the caller's own, or a new one."}
+REQUEST_HEADERS: dict[str, dict[str, Any]] = {
+    "x-request-id": {
+        "name": "x-request-id",
+        "in": "header",
+        "description": "An id for this request, to be found again in the reply and in the logs.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    "x-request-timeout": {
+        "name": "x-request-timeout",
+        "in": "header",
+        "description": "Seconds that the request may take; never more than the server's own limit.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "x-shoal-class": {
+        "name": "x-shoal-class",
+        "in": "header",
+        "description": "Who waits: a person (interactive) or a job (bulk). Without it the number of inputs decides.",
+        "schema": {"enum": ["interactive", "bulk"]},
+    },
+}
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
@@ -39,7 +59,10 @@ Table = Mapping[str, Sequence[Operation]]
 
 
 class OpenApi:
-    """GET /openapi.json: the document of the given surfaces and of itself, made when it is first asked for."""
+    """GET /openapi.json: the document of the given surfaces and of itself.
+
+    Made when it is first asked for, and again when another model became the default, because examples name that one.
+    """
 
     name = "openapi"
 
@@ -47,13 +70,15 @@ class OpenApi:
         self._surfaces = tuple(surfaces)
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        made: list[bytes] = []
+        made: dict[str, bytes] = {}
 
         async def endpoint(request: Request) -> Reply:
-            if not made:
+            model = _default_model(gateway)
+            if model not in made:
+                made.clear()
                 table = {surface.name: surface.routes(gateway) for surface in self._surfaces}
-                made.append(msgspec.json.encode(document({**table, self.name: operations})))
-            return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=made[0])
+                made[model] = msgspec.json.encode(document({**table, self.name: operations}, model))
+            return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=made[model])
 
         operations = [
             Operation(
@@ -73,20 +98,19 @@ class OpenApi:
         return status, {"content-type": "application/json", **_status.headers(error, status)}, body
 
 
-def document(table: Table) -> dict[str, Any]:
-    """The whole document, ready for JSON.
+def document(table: Table, model: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON; examples that name a model name `model`, unless it is empty.
 
     Raises ValueError when two operations share a path and method, or when an endpoint's type has no JSON schema.
     """
-    schema_of = _Schemas(table)
+    writer = _Writer(table, model)
     paths: dict[str, dict[str, Any]] = {}
-    used: set[str] = set()
-    for name, operation in _each(table):
-        item = paths.setdefault(template(operation.path), {})
-        if operation.method.lower() in item:
-            raise ValueError(f"{operation.method} {operation.path} is claimed twice, once by {name}")
-        item[operation.method.lower()] = _operation(name, operation, schema_of)
-        used.add(operation.access)
+    for name, operations in table.items():
+        for operation in operations:
+            item = paths.setdefault(template(operation.path), {})
+            if operation.method.lower() in item:
+                raise ValueError(f"{operation.method} {operation.path} is claimed twice, once by {name}")
+            item[operation.method.lower()] = writer.operation(name, operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -95,17 +119,10 @@ def document(table: Table) -> dict[str, Any]:
             "summary": "One inference gateway: the APIs your clients speak, batched across users.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "./"}],
+        "servers": [{"url": "./", "description": "This server"}],
         "tags": [{"name": name} for name, operations in table.items() if operations],
         "paths": paths,
-        "components": {
-            "schemas": schema_of.components,
-            "securitySchemes": {
-                scheme: {"type": "http", "scheme": "bearer", "description": text}
-                for access, (scheme, text) in SCHEMES.items()
-                if access in used
-            },
-        },
+        "components": writer.components(),
     }
 
 
@@ -120,67 +137,116 @@ def operation_id(operation: Operation) -> str:
     return f"{operation.method.lower()}_{words or 'root'}"
 
 
-class _Schemas:
-    """Every type that an operation names, as a JSON schema; structs become shared components."""
-
-    def __init__(self, table: Table) -> None:
-        types = list({id(kind): kind for _, operation in _each(table) for kind in _types(operation)}.values())
-        made, self.components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-        self._made = dict(zip(map(id, types), made, strict=True))
-
-    def __call__(self, kind: Any) -> dict[str, Any]:
-        return self._made[id(kind)]
+def _default_model(gateway: Gateway) -> str:
+    try:
+        return gateway.model("").name
+    except ModelNotFound:
+        return ""
 
 
-def _each(table: Table) -> Iterator[tuple[str, Operation]]:
-    return ((name, operation) for name, operations in table.items() for operation in operations)
+class _Writer:
+    """Writes operations, and collects what they share: schemas, headers, parameters and security schemes."""
+
+    def __init__(self, table: Table, model: str) -> None:
+        self._model = model
+        kinds = [kind for operations in table.values() for each in operations for kind in _types(each)]
+        types = list({id(kind): kind for kind in kinds}.values())
+        made, self._schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        self._schema_of = dict(zip(map(id, types), made, strict=True))
+        self._headers: dict[str, str] = {}
+        self._parameters: dict[str, Any] = {}
+        self._accesses: set[str] = set()
+
+    def components(self) -> dict[str, Any]:
+        schemes = {
+            scheme: {"type": "http", "scheme": "bearer", "description": text}
+            for access, (scheme, text) in SCHEMES.items()
+            if access in self._accesses
+        }
+        headers = {name: _header(text) for name, text in self._headers.items()}
+        parts = {
+            "schemas": self._schemas,
+            "headers": headers,
+            "parameters": self._parameters,
+            "securitySchemes": schemes,
+        }
+        return {name: part for name, part in parts.items() if part}
+
+    def operation(self, tag: str, operation: Operation) -> dict[str, Any]:
+        self._accesses.add(operation.access)
+        said: dict[str, Any] = {
+            "operationId": operation_id(operation),
+            "tags": [tag],
+            "summary": operation.summary,
+            "responses": self._responses(operation),
+            "security": [{SCHEMES[operation.access][0]: []}] if operation.access in SCHEMES else [],
+        }
+        if operation.description:
+            said["description"] = operation.description
+        if parameters := [*_path_parameters(operation.path), *self._request_headers(operation)]:
+            said["parameters"] = parameters
+        if operation.request is not None:
+            content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
+            if operation.example is not None:
+                content["example"] = self._named(operation.example)
+            said["requestBody"] = {"required": True, "content": {"application/json": content}}
+        return said
+
+    def _responses(self, operation: Operation) -> dict[str, Any]:
+        success: dict[str, Any] = {"description": "OK", "headers": self._refer({**REQUEST_ID, **operation.headers})}
+        if operation.response is not None:
+            success["content"] = self._content(operation.response, operation.media_type)
+        responses = {"200": success}
+        for status, kind in sorted(operation.errors.items()):
+            responses[str(status)] = {
+                "description": PHRASES.get(status, "Refused"),
+                "headers": self._refer({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
+                "content": self._content(kind, "text/plain" if kind is str else "application/json"),
+            }
+        return responses
+
+    def _content(self, kind: Any, media_type: str) -> dict[str, Any]:
+        return {media_type: {"schema": self._schema_of[id(kind)]}}
+
+    def _refer(self, headers: Mapping[str, str]) -> dict[str, Any]:
+        """A header that says the same everywhere is written once."""
+        return {
+            name: {"$ref": f"#/components/headers/{name}"}
+            if self._headers.setdefault(name, text) == text
+            else _header(text)
+            for name, text in headers.items()
+        }
+
+    def _request_headers(self, operation: Operation) -> list[dict[str, Any]]:
+        """Those that every operation with a body reads; the class only counts where there are batches to report."""
+        names = ["x-request-id", "x-request-timeout"] if operation.request is not None else []
+        if "x-shoal-batch-size" in operation.headers:
+            names.append("x-shoal-class")
+        self._parameters.update({name: REQUEST_HEADERS[name] for name in names})
+        return [{"$ref": f"#/components/parameters/{name}"} for name in names]
+
+    def _named(self, example: Any) -> Any:
+        if self._model and isinstance(example, dict) and "model" in example:
+            return {**example, "model": self._model}
+        return example
 
 
 def _types(operation: Operation) -> list[Any]:
     return [kind for kind in (operation.request, operation.response, *operation.errors.values()) if kind is not None]
 
 
-def _operation(tag: str, operation: Operation, schema_of: _Schemas) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "operationId": operation_id(operation),
-        "tags": [tag],
-        "summary": operation.summary,
-        "responses": _responses(operation, schema_of),
-        "security": [{SCHEMES[operation.access][0]: []}] if operation.access in SCHEMES else [],
-    }
-    if operation.description:
-        said["description"] = operation.description
-    if parameters := [_parameter(found) for found in PARAMETER.finditer(operation.path)]:
-        said["parameters"] = parameters
-    if operation.request is not None:
-        content: dict[str, Any] = {"schema": schema_of(operation.request)}
-        if operation.example is not None:
-            content["example"] = operation.example
-        said["requestBody"] = {"required": True, "content": {"application/json": content}}
-    return said
-
-
-def _parameter(found: re.Match[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": found[1], "in": "path", "required": True, "schema": {"type": "string"}}
-    if found[2]:
-        said["description"] = "May hold slashes."
-    return said
-
-
-def _responses(operation: Operation, schema_of: _Schemas) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": "OK", "headers": _headers({**REQUEST_ID, **operation.headers})}
-    if operation.response is not None:
-        success["content"] = {operation.media_type: {"schema": schema_of(operation.response)}}
-    responses = {"200": success}
-    for status, kind in sorted(operation.errors.items()):
-        media_type = "text/plain" if kind is str else "application/json"
-        responses[str(status)] = {
-            "description": PHRASES.get(status, "Refused"),
-            "headers": _headers({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
-            "content": {media_type: {"schema": schema_of(kind)}},
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": found[1],
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+            **({"description": "May hold slashes."} if found[2] else {}),
         }
-    return responses
+        for found in PARAMETER.finditer(path)
+    ]
 
 
-def _headers(texts: Mapping[str, str]) -> dict[str, Any]:
-    return {name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()}
+def _header(text: str) -> dict[str, Any]:
+    return {"description": text, "schema": {"type": "string"}}

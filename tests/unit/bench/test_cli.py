@@ -19,21 +19,32 @@ app.command()(bench)
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Answers 19 tokens a text, or 401 without the key `open`."""
+    """Lists two models; answers 19 tokens a text for the first of them, 401 for any key but `open`."""
 
     protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer(200, {"object": "list", "data": [{"id": "org/first"}, {"id": "org/second"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         allowed = self.headers.get("authorization", "Bearer open") == "Bearer open"
         texts = len(body["input"]) if isinstance(body["input"], list) else 1
-        answer = json.dumps({"usage": {"prompt_tokens": 19 * texts}} if allowed else {"error": "no such key"}).encode()
-        self.send_response(200 if allowed else 401)
-        self.send_header("content-length", str(len(answer)))
+        if not allowed:
+            self.answer(401, {"error": "no such key"})
+        elif body["model"] != "org/first":
+            self.answer(404, {"error": f"no model {body['model']}"})
+        else:
+            self.answer(200, {"usage": {"prompt_tokens": 19 * texts}})
+
+    def answer(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
         self.send_header("x-shoal-batch-size", "3")
         self.send_header("x-shoal-queue-ms", "0.2")
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep the test's output clean."""
@@ -83,6 +94,13 @@ def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:
     assert "401" in output
     assert "no such key" in output
     assert "closed" not in output
+
+
+def test_a_model_that_is_named_is_the_one_that_is_asked(url: str) -> None:
+    """Without a name the server's first model is asked; with one, that one."""
+    code, output = run(url, "--model", "org/other")
+    assert code == 1
+    assert "no model org/other" in output
 
 
 def test_no_server_says_how_to_start_one() -> None:

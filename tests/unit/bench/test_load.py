@@ -144,6 +144,29 @@ async def test_an_open_loop_counts_the_requests_that_a_stall_held_up() -> None:
     assert sum(latency > 0.02 for latency in record.latency) >= 25
 
 
+class Refusing:
+    """A pool that turns each request away once, asking for a pause."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    async def ask(self, request: bytes) -> Reply:
+        reply = Reply()
+        reply.status = 200 if request in self.sent else 429
+        reply.retry_after = 0.001
+        self.sent.append(request)
+        await asyncio.sleep(0)
+        return reply
+
+
+async def test_a_refused_request_is_sent_again() -> None:
+    """After its pause the same body goes out once more, and no other is used up."""
+    pool, numbers = Refusing(), iter(range(1, 10**6))
+    record = await closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.05)
+    assert pool.sent[:4] == [b"1", b"1", b"2", b"2"]
+    assert record.errors["429"] >= len(record.latency) > 0
+
+
 class Broken:
     """A pool that has lost its server."""
 

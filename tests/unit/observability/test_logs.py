@@ -55,6 +55,17 @@ def test_colour_on_a_terminal_and_none_with_no_color() -> None:
     assert "ms=3.1 " in plain[1]
 
 
+def test_a_line_about_no_batch_does_not_speak_of_one() -> None:
+    """The text of a probe's access line leaves out what is nought; the JSON keeps it."""
+    extra = {"method": "GET", "path": "/health", "status": 200, "items": 0, "batch_size": 0, "queue_ms": 0.0}
+    text, machine = Terminal(), io.StringIO()
+    for stream in (text, machine):
+        with configure(stream=stream, environ={"NO_COLOR": "1"}):
+            logging.getLogger("shoal.access").info("request", extra=extra)
+    assert text.getvalue().endswith("GET /health 200\n")
+    assert json.loads(machine.getvalue())["items"] == 0
+
+
 def test_text_can_be_had_without_a_terminal() -> None:
     """`text` into a file is text without colours."""
     lines = written(io.StringIO(), "text")

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.core.protocols import BatchReport
 from shoal.observability.metrics import MAX_MODELS, UNKNOWN, LoopLag, PrometheusObserver
-from shoal.types import Embedded
+from shoal.types import BatchFacts, Embedded
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -60,6 +60,18 @@ def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> 
     assert value(samples, "shoal_request_seconds_bucket", model="m", task="embed", le="0.005") == 1
     assert value(samples, "shoal_request_seconds_sum", model="m", task="embed") == pytest.approx(0.0042)
     assert value(samples, "shoal_requests_in_flight", model="m", task="embed") == 0
+
+
+def test_stages_come_from_the_answer_s_facts(observer: PrometheusObserver) -> None:
+    """Tokenising, waiting and the engine's time are read from the result; other stages are told one by one."""
+    facts = BatchFacts(prepare_ms=0.04, queue_ms=3.0, infer_ms=20.0)
+    observer.accepted("m", "embed", 1, "interactive")
+    observer.finished("m", "embed", "ok", 0.024, Embedded(vectors=np.zeros((1, 4)), tokens=[5], facts=facts))
+    observer.inferred("m", "encode", 0.001)
+    samples = parsed(observer)
+    for stage, seconds in (("prepare", 0.00004), ("queue", 0.003), ("infer", 0.02), ("encode", 0.001)):
+        assert value(samples, "shoal_stage_seconds_sum", model="m", stage=stage) == pytest.approx(seconds)
+        assert value(samples, "shoal_stage_seconds_count", model="m", stage=stage) == 1
 
 
 def test_received_balances_finished_and_in_flight(observer: PrometheusObserver) -> None:

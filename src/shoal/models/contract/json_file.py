@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -91,9 +91,3 @@ def read_object(folder: Path, name: str) -> JsonFile | None:
     if not isinstance(data, dict):
         raise ModelFileError("must hold a JSON object", file=name)
     return JsonFile(name, data)
-
-
-def inside(path: str) -> bool:
-    """Whether a path that a model's file names stays inside the model's folder."""
-    parts = PurePosixPath(path)
-    return not parts.is_absolute() and ".." not in parts.parts and "\\" not in path

@@ -6,12 +6,14 @@ The rules are those of sentence-transformers: modes named by flags are concatena
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.json_file import JsonFile, inside, read_json, read_object
+from shoal.models.contract.json_file import JsonFile, read_json, read_object
 from shoal.models.contract.types import Activation, AfterPooling, Dense, LayerNorm, Normalize, Pooling, PoolingMode
+from shoal.models.manifest import is_inside
 
 MODULES = "modules.json"
 MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -99,8 +101,8 @@ def _entry(index: int, item: Any) -> _Entry:
         raise ModelFileError(f"unknown module {item['type']!r}; Shoal knows {known}", file=MODULES, key=where)
     if item.get("kwargs"):
         raise ModelFileError("arguments for a module are not supported", file=MODULES, key=f"[{index}].kwargs")
-    path = item["path"].strip("/")
-    if not inside(item["path"]):
+    path = item["path"].rstrip("/")
+    if path and not is_inside(path):
         raise ModelFileError(f"{item['path']!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
     return _Entry(kind, path, where)
 
@@ -167,7 +169,12 @@ def _dropout(folder: Path, entry: _Entry) -> None:
     return None
 
 
-_READERS = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize, "Dropout": _dropout}
+_READERS: dict[str, Callable[[Path, _Entry], AfterPooling | None]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": _normalize,
+    "Dropout": _dropout,
+}
 
 
 def _after(folder: Path, entry: _Entry) -> AfterPooling | None:

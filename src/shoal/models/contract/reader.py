@@ -67,6 +67,8 @@ def read_contract(folder: Path) -> Contract:
         modules=after,
         dimension=_dimension(width * len(pooling.modes), after),
         max_tokens=_max_tokens(folder, prefix, sentence, encoder, config),
+        pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
+        vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
         lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
         prompts=prompts,
         default_prompt_name=default,

@@ -72,7 +72,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     `encoder_path` is the folder of config.json, weights and tokenizer inside the model's folder ("" for its root).
     `encoder` is None when only a shipped ONNX graph can run the model. `modules` follow the pooling, in order.
-    `max_tokens` counts special tokens.
+    `max_tokens` counts special tokens. `vocab_size` is 0 where no file states it.
     """
 
     encoder_path: str
@@ -81,6 +81,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[AfterPooling, ...]
     dimension: int
     max_tokens: int
+    pad_id: int = 0
+    vocab_size: int = 0
     lower_case: bool = False
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None

@@ -23,6 +23,9 @@ IR_VERSION = 10
 INLINE_BYTES = 1_800_000_000
 """Above this the constants go to a file of their own: a protobuf message ends at 2 GiB."""
 
+FLOAT, INT64 = 1, 7
+"""TensorProto's numbers of the two types; written out so that importing this module does not import onnx."""
+
 Array = npt.NDArray[Any]
 _ALIGN = 4096
 """Offsets of external tensors, so that engines can map them."""
@@ -78,10 +81,11 @@ class Graph:
         """A float32 scalar."""
         return self._small(f"f{value!r}", np.array(value, np.float32))
 
-    def floats(self, value: str) -> str:
-        from onnx import TensorProto
+    def cast_float(self, value: str) -> str:
+        return self.op("Cast", value, to=FLOAT)
 
-        return self.op("Cast", value, to=TensorProto.FLOAT)
+    def cast_int(self, value: str) -> str:
+        return self.op("Cast", value, to=INT64)
 
     def unsqueeze(self, value: str, *axes: int) -> str:
         if self.opset < 13:
@@ -117,6 +121,10 @@ class Graph:
         half = self.op("Mul", value, self.number(0.5))
         return self.op("Mul", half, self.op("Add", inner, self.number(1.0)))
 
+    def parameters(self) -> int:
+        """How many learned numbers the graph holds."""
+        return sum(c.nbytes // c.dtype.itemsize for c in self.constants.values() if c.shape and c.dtype.kind == "f")
+
     def _small(self, name: str, value: Array) -> str:
         name = self._prefix + name
         self.constants.setdefault(name, Constant(name, value.shape, value.dtype, lambda: value))
@@ -140,7 +148,7 @@ def write_graph(
     `inputs` are int64 [b, l]; `outputs` are (name, dimension), float32 [b, dimension].
     """
     import onnx
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     made = [path]
     total = sum(constant.nbytes for constant in graph.constants.values()) or 1
@@ -151,8 +159,8 @@ def write_graph(
     proto = helper.make_graph(
         graph.nodes,
         "shoal",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["b", "l"]) for name in inputs],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", width]) for name, width in outputs],
+        [helper.make_tensor_value_info(name, INT64, ["b", "l"]) for name in inputs],
+        [helper.make_tensor_value_info(name, FLOAT, ["b", width]) for name, width in outputs],
     )
     _store(list(graph.constants.values()), proto.initializer, external, progress)
     model = helper.make_model(
@@ -176,7 +184,7 @@ def _store(
             if file is not None and constant.nbytes >= _ALIGN:
                 file.write(b"\0" * (-file.tell() % _ALIGN))
                 _point(tensor, file.name, file.tell(), constant.nbytes)
-                file.write(memoryview(np.ascontiguousarray(data)).cast("B"))
+                file.write(np.ascontiguousarray(data).data)
             else:
                 tensor.raw_data = data.tobytes()
             done += constant.nbytes

@@ -83,7 +83,9 @@ def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
         if f"{prefix}embeddings.word_embeddings.weight" in weights:
             return prefix
     raise ModelFileError(
-        f"no encoder of the {encoder.family} family is in here", file=weights.where, key="embeddings.word_embeddings.weight"
+        f"no encoder of the {encoder.family} family is in here",
+        file=weights.where,
+        key="embeddings.word_embeddings.weight",
     )
 
 
@@ -109,9 +111,8 @@ class _Builder:
 
     def _embeddings(self) -> str:
         graph, encoder = self.graph, self.encoder
-        words = self._table("embeddings.word_embeddings.weight", encoder.vocab_size)
-        word = graph.op("Gather", words, "input_ids")
-        positions = self._table("embeddings.position_embeddings.weight", encoder.max_positions)
+        word = graph.op("Gather", self._words(), "input_ids")
+        positions = self._position_table()
         if encoder.position_offset:
             return graph.op("Add", word, graph.op("Gather", positions, self._positions()))
         length = graph.op("Slice", graph.op("Shape", "input_ids"), graph.integers(1), graph.integers(2))
@@ -121,22 +122,19 @@ class _Builder:
     def _positions(self) -> str:
         """pad + (1, 2, 3, ... over the tokens that are no padding); padding itself stays at row `pad`."""
         graph, pad = self.graph, self.graph.integer(self.encoder.pad_id)
-        real = graph.op("Not", graph.op("Equal", "input_ids", pad))
-        from onnx import TensorProto
-
-        ones = graph.op("Cast", real, to=TensorProto.INT64)
+        ones = graph.cast_int(graph.op("Not", graph.op("Equal", "input_ids", pad)))
         counted = graph.op("CumSum", ones, graph.integer(1))
         return graph.op("Add", graph.op("Mul", counted, ones), pad)
 
     def _attention_bias(self) -> str:
         """0 for tokens and MASKED for padding, [b, 1, 1, l]; with MPNet's relative positions [b, heads, l, l]."""
         graph = self.graph
-        mask = graph.unsqueeze(graph.floats("attention_mask"), 1, 2)
+        mask = graph.unsqueeze(graph.cast_float("attention_mask"), 1, 2)
         bias = graph.op("Mul", graph.op("Sub", graph.number(1.0), mask), graph.number(MASKED))
         return graph.op("Add", bias, self._relative_bias()) if self.encoder.family == "mpnet" else bias
 
     def _relative_bias(self) -> str:
-        """One learned number a head and distance, [1, heads, l, l]: a table over all distances, looked up by key - query."""
+        """One learned number a head and distance, [1, heads, l, l]: a table over all distances, by key - query."""
         graph, encoder = self.graph, self.encoder
         name = f"{self.prefix}encoder.relative_attention_bias.weight"
         shape = (_MPNET_BUCKETS, encoder.heads)
@@ -203,18 +201,24 @@ class _Builder:
             encoder.norm_eps,
         )
 
-    def _table(self, name: str, rows: int) -> str:
-        """An embedding table; row 0 of the token types is added to the positions."""
-        encoder, stored = self.encoder, self.prefix + name
-        shape = (rows, encoder.hidden)
-        self.weights.check(stored, shape)
-        types = f"{self.prefix}embeddings.token_type_embeddings.weight"
-        type_shape = (encoder.token_types, encoder.hidden)
-        if not encoder.token_types or "position" not in name:
-            return self.graph.weight(name, shape, lambda: self.weights.get(stored, shape))
-        self.weights.check(types, type_shape)
+    def _words(self) -> str:
+        name, shape = "embeddings.word_embeddings.weight", (self.encoder.vocab_size, self.encoder.hidden)
+        self.weights.check(self.prefix + name, shape)
+        return self.graph.weight(name, shape, lambda: self.weights.get(self.prefix + name, shape))
+
+    def _position_table(self) -> str:
+        """The position table, with row 0 of the token types added where the family has them."""
+        encoder, weights = self.encoder, self.weights
+        name, shape = "embeddings.position_embeddings.weight", (encoder.max_positions, encoder.hidden)
+        types, types_shape = "embeddings.token_type_embeddings.weight", (encoder.token_types, encoder.hidden)
+        weights.check(self.prefix + name, shape)
+        if not encoder.token_types:
+            return self.graph.weight(name, shape, lambda: weights.get(self.prefix + name, shape))
+        weights.check(self.prefix + types, types_shape)
         return self.graph.weight(
-            name, shape, lambda: self.weights.get(stored, shape) + self.weights.get(types, type_shape)[0]
+            name,
+            shape,
+            lambda: weights.get(self.prefix + name, shape) + weights.get(self.prefix + types, types_shape)[0],
         )
 
 

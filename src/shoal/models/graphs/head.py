@@ -7,11 +7,10 @@ position 257 from 258.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from shoal.models.contract.types import Contract, Dense, LayerNorm, Normalize, Pooling
+from shoal.models.contract.types import Contract, Dense, LayerNorm, Pooling
 from shoal.models.graphs.builder import Graph
 from shoal.models.graphs.weights import open_weights
 
@@ -19,13 +18,6 @@ SENTENCE = "sentence_embedding"
 POOLED = "pooled"
 TORCH_NORM_EPS = 1e-5
 """torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
-
-
-class Masks(NamedTuple):
-    """Names of int64 [b, l] values: what pooling reads, and 1 for tokens the engine attended to."""
-
-    pooling: str
-    attention: str
 
 
 def pooling_input(pooling: Pooling) -> str:
@@ -125,11 +117,11 @@ def _count(graph: Graph, weights: str) -> str:
 
 def _at_least_one(graph: Graph, count: str) -> str:
     """As float; a sum over no token is zeros, so any divisor but 0 gives the zeros that 1e-9 gives the reference."""
-    return graph.op("Max", graph.floats(count), graph.number(1.0))
+    return graph.op("Max", graph.cast_float(count), graph.number(1.0))
 
 
 def _sum(graph: Graph, tokens: str, weights: str) -> str:
-    weighted = graph.op("Mul", tokens, graph.unsqueeze(graph.floats(weights), -1))
+    weighted = graph.op("Mul", tokens, graph.unsqueeze(graph.cast_float(weights), -1))
     return graph.reduce("ReduceSum", weighted, 1, keep=False)
 
 

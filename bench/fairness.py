@@ -1,0 +1,125 @@
+"""Interactive users beside a bulk client: what it costs them, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+from harness import Server, parser, phase, write
+
+from shoal.bench.client import Pool, Target
+from shoal.bench.load import closed_loop, open_loop
+from shoal.bench.stats import Record, latencies, median
+from shoal.bench.texts import Bodies, Texts
+
+METHOD = """
+Interactive: single texts of 16 tokens, open loop at a steady rate, latency counted from when each was due. Bulk:
+requests of 2,048 distinct texts of 16 tokens, closed loop, base64, built before the clock starts. Each alone, then both
+together; `one`: bulk over one connection from its own address; `many`: over 32 connections from its own address;
+`proxy`: both kinds take turns on the same 16 keep-alive connections from one address, as behind a reverse proxy that
+adds no header. Bulk's rate is counted from its first answer to its last; refused bulk requests (429, 503) wait as
+Retry-After says. Medians over rounds.
+"""
+INPUTS = 2048
+TOKENS = 16
+INTERACTIVE_FROM, BULK_FROM = "127.0.0.2", "127.0.0.3"
+
+
+def maker(server: Server, count: int) -> Any:
+    texts = Texts(TOKENS, seed=random.getrandbits(48))
+    bodies = Bodies("openai", server.model, "base64", Target(server.url).name)
+    return lambda: bodies.request(texts.take(count))
+
+
+async def interactive(server: Server, pool: Pool, rate: float, seconds: float) -> Record:
+    return await open_loop(pool, maker(server, 1), rate=rate, seconds=seconds)
+
+
+def bulk_bodies(server: Server, clients: int, seconds: float) -> list[bytes]:
+    """Enough for 5,000 texts/s; making one takes milliseconds that interactive requests in this process would feel."""
+    make = maker(server, INPUTS)
+    return [make() for _ in range(clients + int(5000 * seconds / INPUTS))]
+
+
+async def bulk(pool: Pool, bodies: list[bytes], clients: int, seconds: float) -> Record:
+    return await closed_loop(pool, bodies.pop, clients=clients, seconds=seconds, texts=INPUTS)
+
+
+def bulk_rate(record: Record) -> float:
+    """Texts a second between the first answer and the last; over the whole run when there are too few for that."""
+    ends = sorted(record.finished)
+    if len(ends) < 3 or ends[-1] - ends[0] < 1e-3:
+        return record.texts / record.seconds
+    return (len(ends) - 1) * INPUTS / (ends[-1] - ends[0])
+
+
+async def scenario(server: Server, name: str, rate: float, seconds: float) -> dict[str, Any]:
+    """Interactive alone, bulk alone, both: p50/p99 in ms and texts/s."""
+    connections = {"one": 1, "many": 32, "proxy": 8}[name]
+    if name == "proxy":
+        mine = theirs = Pool(Target(server.url), 16)
+    else:
+        mine = Pool(Target(server.url, INTERACTIVE_FROM), 64)
+        theirs = Pool(Target(server.url, BULK_FROM), connections)
+    await mine.open()
+    await theirs.open()
+    try:
+        await interactive(server, mine, rate, 1.0)
+        alone = latencies((await interactive(server, mine, rate, seconds)).latency)
+        bulk_alone = await bulk(theirs, bulk_bodies(server, connections, seconds), connections, seconds)
+        bodies = bulk_bodies(server, connections, seconds + 2)
+        beside, bulk_beside = await asyncio.gather(
+            late(interactive(server, mine, rate, seconds)), bulk(theirs, bodies, connections, seconds + 2)
+        )
+    finally:
+        mine.close()
+        theirs.close()
+    together = latencies(beside.latency)
+    solo_rate, shared_rate = bulk_rate(bulk_alone), bulk_rate(bulk_beside)
+    return {
+        "alone_p50_ms": alone["p50"],
+        "alone_p99_ms": alone["p99"],
+        "beside_p50_ms": together["p50"],
+        "beside_p99_ms": together["p99"],
+        "beside_max_ms": together["max"],
+        "p99_rise_ms": round(together["p99"] - alone["p99"], 2),
+        "bulk_alone_texts_per_s": round(solo_rate, 1),
+        "bulk_beside_texts_per_s": round(shared_rate, 1),
+        "bulk_kept": round(shared_rate / solo_rate, 3),
+        "interactive_errors": sum(beside.errors.values()),
+        "bulk_refused": sum(bulk_beside.errors.values()),
+    }
+
+
+async def late(work: Any) -> Record:
+    """Begin when the bulk client is at full speed."""
+    await asyncio.sleep(1.0)
+    record: Record = await work
+    return record
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.set_defaults(seconds=10.0, rounds=2)
+    options.add_argument("--rate", type=float, default=50.0, help="interactive requests a second")
+    arguments = options.parse_args()
+    results: dict[str, Any] = {"interactive_per_s": arguments.rate}
+    with Server(arguments.model) as server:
+        with phase("warming"):
+            server.settle()
+        results["served"] = server.card()
+        for name in ("one", "many", "proxy"):
+            rounds = []
+            for number in range(arguments.rounds):
+                with phase(f"{name}: round {number + 1}"):
+                    rounds.append(asyncio.run(scenario(server, name, arguments.rate, arguments.seconds)))
+            results[name] = {key: round(median(one[key] for one in rounds), 3) for key in rounds[0]}
+            results[name]["rounds"] = rounds
+            print(name, json.dumps({key: value for key, value in results[name].items() if key != "rounds"}))
+    write("fairness", METHOD, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The places where a model runs. Engines of local models are named here and imported only when one is opened."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, cast
+
+from shoal.backends._options import Checked, EngineOptions
+from shoal.core.protocols import Engine
+from shoal.errors import ConfigError, MissingExtra
+
+ENGINES = {
+    "openvino": "shoal.backends.openvino:open",
+    "onnxruntime": "shoal.backends.onnx:open",
+}
+"""Engine name to its "module:open", in the order that `auto` tries them; the name is also the package's that it needs."""
+
+EXTRAS = {"openvino": "local", "onnxruntime": "ort"}
+
+
+class Open(Protocol):
+    """Loads `graph` and answers an engine that is warm enough to serve.
+
+    Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here), MissingExtra.
+    """
+
+    async def __call__(self, graph: Path, *, name: str, options: EngineOptions) -> Engine: ...
+
+
+def choose(engine: str = "auto") -> str:
+    """The engine to use: the one asked for, else the first that is installed.
+
+    Raises MissingExtra when it, or all, are not installed; ConfigError for a name that is not in the table.
+    """
+    if engine == "auto":
+        for name in ENGINES:
+            if find_spec(name) is not None:
+                return name
+        raise MissingExtra("a local model", "local")
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r} is unknown; use auto, {' or '.join(ENGINES)}", param="engine")
+    if find_spec(engine) is None:
+        raise MissingExtra(f"the engine {engine}", EXTRAS[engine])
+    return engine
+
+
+def opener(engine: str) -> Open:
+    """The `open` of an engine that `choose` answered; imports its module."""
+    module, _, function = ENGINES[engine].partition(":")
+    return cast(Open, getattr(import_module(module), function))
+
+
+__all__ = ["ENGINES", "Checked", "EngineOptions", "Open", "choose", "opener"]

@@ -1,0 +1,87 @@
+"""The inputs of a graph: what they take, and arrays that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.core.protocols import Tensors
+from shoal.errors import InputRejected
+from shoal.types import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input: its name, type and shape. None is an axis of any size; the first axis is the batch."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    @property
+    def has_length(self) -> bool:
+        return any(size is None for size in self.shape[1:])
+
+
+def checked(inputs: Tensors, ports: Sequence[Port]) -> dict[str, Array]:
+    """The inputs as the engine takes them: every port's array, of its type, C-contiguous and writeable, not copied
+    where it already is all that.
+
+    Raises InputRejected naming the input: missing, unknown, of another kind or rank, empty, or of another batch.
+    """
+    names = [port.name for port in ports]
+    if unknown := [name for name in inputs if name not in names]:
+        raise InputRejected(f"the graph has no input {unknown[0]!r}; it takes {', '.join(names)}", param=unknown[0])
+    feeds: dict[str, Array] = {}
+    for port in ports:
+        if port.name not in inputs:
+            raise InputRejected(f"input {port.name!r} is missing; send an array for it", param=port.name)
+        feeds[port.name] = _fit(inputs[port.name], port)
+    if len({array.shape[0] for array in feeds.values()}) > 1:
+        sizes = ", ".join(f"{name} {array.shape[0]}" for name, array in feeds.items())
+        raise InputRejected(f"all inputs of a batch need the same number of rows, not {sizes}")
+    return feeds
+
+
+def _fit(array: Array, port: Port) -> Array:
+    if array.ndim != len(port.shape) or any(
+        size not in (None, given) for size, given in zip(port.shape, array.shape, strict=True)
+    ):
+        raise InputRejected(
+            f"{port.name} takes the shape {_shown(port.shape)}, not {_shown(array.shape)}", param=port.name
+        )
+    if not array.size:
+        raise InputRejected(f"{port.name} is empty; a batch needs a row and a row a token", param=port.name)
+    if not np.can_cast(array.dtype, port.dtype, "same_kind"):
+        raise InputRejected(f"{port.name} takes {port.dtype}, not {array.dtype}", param=port.name)
+    return np.require(array, port.dtype, ("C_CONTIGUOUS", "WRITEABLE"))
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+
+
+def example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
+    """Inputs of a shape, for timing: ones, which are a valid id, an attended mask and a valid position."""
+    return {
+        port.name: np.ones(
+            (size, *(length if given is None else given for given in port.shape[1:])),
+            dtype=port.dtype,
+        )
+        for port in ports
+    }
+
+
+def least_cosine(left: Sequence[Array], right: Sequence[Array]) -> float:
+    """The smallest cosine between rows of like matrices, 0.0 when any is not finite or all zero."""
+    least = 1.0
+    for one, other in zip(left, right, strict=True):
+        a, b = one.astype(np.float64), other.astype(np.float64)
+        norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+        if not np.isfinite(norms).all() or not norms.all():
+            return 0.0
+        least = min(least, float(((a * b).sum(-1) / norms).min()))
+    return least

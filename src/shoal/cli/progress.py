@@ -1,0 +1,59 @@
+"""Progress bars for work on a model: on standard error, and on a terminal alone."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+
+from shoal.models.progress import Progress
+
+
+class TerminalProgress(Progress):
+    """One bar a download and one a step of the conversion, as long as the context lasts.
+
+    Off a terminal only what is `noted` is shown, so that a log tells which source was passed over and why.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        hidden = not self._console.is_terminal
+        text = TextColumn("{task.description}", markup=False)
+        amount = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        share = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        self._bytes = Bars(text, *amount, console=self._console, disable=hidden)
+        self._steps = Bars(text, *share, console=self._console, disable=hidden)
+        self._shown: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+
+    def fetched(self, what: str, done: int, total: int | None) -> None:
+        self._update(self._bytes, what, done, total)
+
+    def worked(self, stage: str, fraction: float) -> None:
+        self._update(self._steps, stage, fraction, 1.0)
+
+    def noted(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _update(self, bars: Bars, what: str, done: float, total: float | None) -> None:
+        if bars is not self._shown:
+            # A terminal shows one live display at a time; the finished bars of the other one stay above it.
+            if self._shown is not None:
+                self._shown.stop()
+            self._shown = bars
+            bars.start()
+        if what not in self._tasks:
+            self._tasks[what] = bars.add_task(what, total=total)
+        bars.update(self._tasks[what], completed=done, total=total)

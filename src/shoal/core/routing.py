@@ -1,0 +1,44 @@
+"""One model of several runners: each task goes to the one that can do it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from shoal.core.protocols import ModelFacts, Runner
+from shoal.errors import Unsupported
+from shoal.types import Chunk, Context, Embed, Embedded, Generate, TaskKind
+
+
+class ByTask:
+    """Runners under one name; the first one's facts are the model's, with everybody's tasks."""
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._runners = runners
+        self._by_task: dict[TaskKind, Runner] = {}
+        for runner in runners:
+            for task in runner.facts.tasks:
+                self._by_task.setdefault(task, runner)
+
+    @property
+    def facts(self) -> ModelFacts:
+        return replace(self._runners[0].facts, tasks=tuple(self._by_task))
+
+    async def run(self, task: Embed, ctx: Context) -> Embedded:
+        return await self._for("embed").run(task, ctx)
+
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        return self._for("generate").stream(task, ctx)
+
+    def ready(self) -> bool:
+        return all(runner.ready() for runner in self._runners)
+
+    async def aclose(self) -> None:
+        for runner in self._runners:
+            await runner.aclose()
+
+    def _for(self, task: TaskKind) -> Runner:
+        try:
+            return self._by_task[task]
+        except KeyError:
+            raise Unsupported(f"this model cannot {task}", param="model") from None

@@ -1,0 +1,151 @@
+"""A model's folder, as its author published it, to the one that Shoal serves: model.onnx and tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
+from shoal.models.contract import Contract, read_contract, shipped_graph
+from shoal.models.graphs.head import POOLED, SENTENCE
+from shoal.models.graphs.shipped import take_shipped
+from shoal.models.graphs.text import build_text_graph, graph_inputs
+from shoal.models.graphs.weights import has_weights
+from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
+from shoal.types import TextSpec
+
+GRAPH = "model.onnx"
+Source: TypeAlias = Literal["shipped", "built"]
+Checked = TypeVar("Checked")
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+    """`graph` and the spec's tokenizer are paths in the target folder; `source` says where the graph came from, `text`
+    says it in words; `files` are all the files written."""
+
+    spec: TextSpec
+    contract: Contract
+    graph: str
+    source: Source
+    parameters: int
+    files: tuple[str, ...]
+    text: str
+
+
+def convert(
+    folder: Path,
+    target: Path,
+    *,
+    prefer: Source = "shipped",
+    progress: Callable[[str, float], None] | None = None,
+) -> Converted:
+    """Write what serving needs into the folder `target`, over what an earlier conversion left there.
+
+    A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. `progress` hears
+    (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
+    and MissingExtra without the onnx package.
+    """
+    _require_onnx()
+    tell = progress or (lambda stage, fraction: None)
+    tell("read", 0.0)
+    contract = read_contract(folder)
+    shipped = shipped_graph(folder, contract.encoder_path)
+    write_tokenizer(folder, contract, target / TOKENIZER)
+    tell("read", 1.0)
+    if shipped is not None and (prefer == "shipped" or not can_build(folder, contract)):
+        converted = _take(folder, shipped, contract, target, tell)
+    else:
+        converted = _build(folder, contract, target, tell)
+    tell("convert", 1.0)
+    return converted
+
+
+def convert_checked(
+    folder: Path,
+    target: Path,
+    check: Callable[[Converted], Checked],
+    *,
+    progress: Callable[[str, float], None] | None = None,
+) -> tuple[Converted, Checked]:
+    """Convert, then let `check` verify: it answers its verdict or raises VerificationFailed.
+
+    A shipped graph that cannot be used or does not pass gives way to a built one where Shoal can build it.
+    """
+    try:
+        converted = convert(folder, target, progress=progress)
+        return converted, check(converted)
+    except (ModelFileError, VerificationFailed) as error:
+        contract = read_contract(folder)
+        if shipped_graph(folder, contract.encoder_path) is None or not can_build(folder, contract):
+            raise
+        reason = error.message
+    converted = convert(folder, target, prefer="built", progress=progress)
+    text = f"{converted.text}, because the model's own graph was refused ({reason})"
+    return msgspec.structs.replace(converted, text=text), check(converted)
+
+
+def can_build(folder: Path, contract: Contract) -> bool:
+    """Whether Shoal can build the graph itself: a known family, and weights that it may read."""
+    return contract.encoder is not None and has_weights(folder, contract.encoder_path)
+
+
+def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
+    if contract.encoder is None:
+        raise ModelFileError("this architecture cannot be built and ships no graph", file=contract.file("config.json"))
+    built = build_text_graph(
+        folder, contract, contract.encoder, target / GRAPH, progress=lambda fraction: tell("convert", fraction)
+    )
+    return Converted(
+        spec=_spec(contract, graph_inputs(contract), POOLED),
+        contract=contract,
+        graph=GRAPH,
+        source="built",
+        parameters=built.parameters,
+        files=(*built.files, TOKENIZER),
+        text=f"built from {contract.file('config.json')} and safetensors",
+    )
+
+
+def _take(
+    folder: Path, shipped: str, contract: Contract, target: Path, tell: Callable[[str, float], None]
+) -> Converted:
+    taken = take_shipped(folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
+    return Converted(
+        spec=_spec(contract, taken.inputs, taken.pooled),
+        contract=contract,
+        graph=GRAPH,
+        source="shipped",
+        parameters=taken.parameters,
+        files=(GRAPH, *taken.data, TOKENIZER),
+        text=f"the model's own {shipped} ({taken.kind})",
+    )
+
+
+def _spec(contract: Contract, inputs: tuple[str, ...], pooled: str) -> TextSpec:
+    return TextSpec(
+        tokenizer=TOKENIZER,
+        inputs=inputs,
+        dimension=contract.dimension,
+        max_tokens=contract.max_tokens,
+        pad_id=contract.pad_id,
+        vocab_size=contract.vocab_size,
+        lower_case=contract.lower_case,
+        include_prompt=contract.pooling.include_prompt,
+        prompts=contract.prompts,
+        default_prompt_name=contract.default_prompt_name,
+        pooling="+".join(contract.pooling.modes),
+        similarity=contract.similarity,
+        sentence_embedding=SENTENCE,
+        pooled=pooled,
+        ends_normalized=contract.ends_normalized,
+    )
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise MissingExtra("Converting a model", "local") from None

@@ -1,0 +1,260 @@
+"""ONNX graphs that came with the model: what they take and give, and the few nodes that make them end as ours do.
+
+Two families of exports exist. A token-level graph ends in token vectors, to which pooling and modules are appended; one
+that ends in `sentence_embedding` holds the whole pipeline and is never pooled again. The original file is not
+touched: a new graph is written, and weights in a file of their own are copied beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from shoal.errors import ModelFileError
+from shoal.models.contract import Contract
+from shoal.models.graphs.builder import FLOAT, INT64, Graph, describe
+from shoal.models.graphs.head import POOLED, SENTENCE, build_head, pooling_input
+from shoal.models.manifest import is_inside
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+TOKENS = ("token_embeddings", "last_hidden_state")
+SEGMENTS = ("token_type_ids", "input_type")
+_FLOATS = {1, 10, 16}
+_INTEGERS = {6, 7}
+"""TensorProto's numbers: FLOAT, FLOAT16 and BFLOAT16; INT32 and INT64."""
+
+_OLDEST_OPSET = 12
+
+
+class Port(NamedTuple):
+    """An input or output: TensorProto's number of its type, and its axes, None for an axis of any size."""
+
+    name: str
+    type: int
+    shape: tuple[int | None, ...]
+
+
+class Shape(NamedTuple):
+    """What a graph file offers. `data` are the paths of its external weights, relative to it."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    opset: int
+    data: tuple[str, ...]
+
+
+class Taken(NamedTuple):
+    """A shipped graph, put into service.
+
+    `inputs`: what to feed. `pooled`: the output before a final Normalize, or `sentence_embedding` when the graph has
+    none before it. `data`: files written beside the graph.
+    """
+
+    inputs: tuple[str, ...]
+    pooled: str
+    kind: Literal["token-level", "pooled"]
+    parameters: int
+    data: tuple[str, ...]
+
+
+def inspect(path: Path, name: str) -> Shape:
+    """Read a graph's ports without its external weights; `name` is the file's in errors."""
+    return _shape(_load(path, name))
+
+
+def take_shipped(
+    folder: Path, name: str, contract: Contract, target: Path, *, progress: Callable[[float], None] | None = None
+) -> Taken:
+    """Write `target` from the graph `folder / name`, ending in `sentence_embedding` and, where it can, `pooled`.
+
+    Raises ModelFileError when the graph's inputs or outputs are not those of a text embedding model.
+    """
+    model = _load(folder / name, name)
+    shape = _shape(model)
+    if shape.opset < _OLDEST_OPSET:
+        raise ModelFileError(f"opset {shape.opset} is older than {_OLDEST_OPSET}; export it again", file=name)
+    sentence, tokens = _outputs(shape, contract, name)
+    graph = Graph(shape.opset, prefix="shoal/")
+    inputs = _inputs(model, graph, shape, contract, name)
+    if tokens is not None and not contract.pooling.include_prompt:
+        sentence = None  # its own pooling cannot leave a prompt out, ours can
+    if sentence is not None and not contract.pooling.include_prompt:
+        raise ModelFileError("pools by itself and cannot leave prompts out, as include_prompt asks", file=name)
+    if sentence is None and tokens is None:
+        raise ModelFileError(
+            f"gives {', '.join(port.name for port in shape.outputs)}, but neither {SENTENCE} nor token vectors "
+            f"({' or '.join(TOKENS)}); remove it and Shoal builds the graph where it knows the architecture",
+            file=name,
+            key="outputs",
+        )
+    if sentence is not None and (sentence.name, sentence.type) != (SENTENCE, FLOAT):
+        inner = f"shoal/{sentence.name}"
+        _rename(model, sentence.name, inner)
+        graph.op("Cast", inner, name=SENTENCE, to=FLOAT)
+    pooled = SENTENCE
+    if tokens is not None and (sentence is None or contract.ends_normalized):
+        vectors = tokens.name if tokens.type == FLOAT else graph.cast_float(tokens.name)
+        build_head(graph, contract, folder, vectors, name=SENTENCE if sentence is None else None)
+        pooled = POOLED
+    inputs = _finish(model, graph, contract, (SENTENCE, pooled), inputs)
+    _copy_data(folder / name, name, shape.data, target, progress)
+    target.write_bytes(model.SerializeToString(deterministic=True))
+    _check(target, name)
+    kind: Literal["token-level", "pooled"] = "token-level" if sentence is None else "pooled"
+    return Taken(inputs, pooled, kind, _parameters(model), shape.data)
+
+
+def _load(path: Path, name: str) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except DecodeError:
+        raise ModelFileError("is not a readable ONNX file; fetch the model again", file=name) from None
+
+
+def _shape(model: ModelProto) -> Shape:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return Shape(
+        tuple(_port(value) for value in model.graph.input if value.name not in constants),
+        tuple(_port(value) for value in model.graph.output),
+        max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
+        tuple(sorted({path for tensor in model.graph.initializer for path in _locations(tensor)})),
+    )
+
+
+def _port(value: Any) -> Port:
+    kind = value.type.tensor_type
+    dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
+    return Port(value.name, kind.elem_type, tuple(dims))
+
+
+def _locations(tensor: Any) -> list[str]:
+    return [entry.value for entry in tensor.external_data if entry.key == "location"]
+
+
+def _outputs(shape: Shape, contract: Contract, name: str) -> tuple[Port | None, Port | None]:
+    """The output of the whole pipeline and the token vectors, None for what is not there."""
+    floats = [port for port in shape.outputs if port.type in _FLOATS]
+    sentence = next((port for port in floats if port.name == SENTENCE), None)
+    tokens = next((port for wanted in TOKENS for port in floats if port.name == wanted), None)
+    only = floats[0] if len(shape.outputs) == len(floats) == 1 else None
+    if sentence is None and tokens is None and only is not None and only.name not in ("logits", "pooler_output"):
+        sentence = only if len(only.shape) == 2 else None
+    for port, rank in ((sentence, 2), (tokens, 3)):
+        if port is not None and len(port.shape) not in (0, rank):
+            raise ModelFileError(f"must have {rank} axes, not {len(port.shape)}", file=name, key=port.name)
+    if sentence is not None and len(sentence.shape) == 2 and sentence.shape[1] not in (None, contract.dimension):
+        raise ModelFileError(
+            f"has {sentence.shape[1]} dimensions, but the model's files say {contract.dimension}",
+            file=name,
+            key=sentence.name,
+        )
+    return sentence, tokens
+
+
+def _inputs(model: ModelProto, graph: Graph, shape: Shape, contract: Contract, name: str) -> tuple[str, ...]:
+    """Make every input int64 [b, l] under the name that pipelines feed; answers those names."""
+    fed: list[str] = []
+    for port in shape.inputs:
+        wanted = "token_type_ids" if port.name in SEGMENTS else port.name
+        if wanted not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
+            raise ModelFileError("is an input that no text embedding model has", file=name, key=port.name)
+        if wanted == "position_ids" and (contract.encoder is None or contract.encoder.position_offset):
+            raise ModelFileError("positions of this family are not known to start at 0", file=name, key=port.name)
+        if port.type not in _INTEGERS:
+            raise ModelFileError("must be of integers", file=name, key=port.name)
+        if any(port.shape):
+            raise ModelFileError(
+                f"has the fixed shape {list(port.shape)}; export it again with dynamic axes", file=name, key=port.name
+            )
+        if (wanted, INT64) != (port.name, port.type):
+            _adapt(model, graph, port, wanted)
+        fed.append(wanted)
+    for needed in ("input_ids", "attention_mask"):
+        if needed not in fed:
+            raise ModelFileError("the graph has no such input", file=name, key=needed)
+    return tuple(fed)
+
+
+def _adapt(model: ModelProto, graph: Graph, port: Port, wanted: str) -> None:
+    """Let readers of `port` read a Cast of the input `wanted` instead."""
+    from onnx import helper
+
+    inner = f"shoal/{port.name}"
+    _rename(model, port.name, inner)
+    model.graph.node.insert(0, helper.make_node("Cast", [wanted], [inner], to=port.type))
+    value = next(value for value in model.graph.input if value.name == port.name)
+    value.name, value.type.tensor_type.elem_type = wanted, INT64
+
+
+def _rename(model: ModelProto, old: str, new: str) -> None:
+    for node in model.graph.node:
+        node.input[:] = [new if value == old else value for value in node.input]
+        node.output[:] = [new if value == old else value for value in node.output]
+
+
+def _finish(
+    model: ModelProto, graph: Graph, contract: Contract, outputs: tuple[str, ...], inputs: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Append the new nodes and make `outputs` the graph's only ones, in float32; answers the final inputs."""
+    from onnx import helper
+
+    body = model.graph
+    body.node.extend(graph.nodes)
+    for constant in graph.constants.values():
+        tensor = body.initializer.add()
+        describe(constant, tensor)
+        tensor.raw_data = constant.load().tobytes()
+    mask = pooling_input(contract.pooling)
+    if any(mask in node.input for node in graph.nodes) and mask not in {value.name for value in body.input}:
+        body.input.append(helper.make_tensor_value_info(mask, INT64, ["b", "l"]))
+        inputs = (*inputs, mask)
+    kept = [value for value in body.value_info if value.name not in outputs]
+    del body.value_info[:], body.output[:]
+    body.value_info.extend(kept)
+    body.output.extend(
+        helper.make_tensor_value_info(name, FLOAT, ["b", contract.dimension]) for name in dict.fromkeys(outputs)
+    )
+    return inputs
+
+
+def _check(target: Path, name: str) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(target))
+    except onnx.checker.ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelFileError(f"cannot be completed ({reason}); remove it or export it again", file=name) from None
+
+
+def _copy_data(
+    source: Path, name: str, data: tuple[str, ...], target: Path, progress: Callable[[float], None] | None
+) -> None:
+    for index, location in enumerate(data):
+        if not is_inside(location):
+            raise ModelFileError(f"names weights outside its folder: {location!r}", file=name)
+        if not (source.parent / location).is_file():
+            raise ModelFileError(f"its weights {location} are missing; fetch the model again", file=name)
+        place = target.parent / location
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.parent / location, place)
+        if progress is not None:
+            progress((index + 1) / len(data))
+
+
+def _parameters(model: ModelProto) -> int:
+    total = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type in _FLOATS and tensor.dims:
+            count = 1
+            for axis in tensor.dims:
+                count *= axis
+            total += count
+    return total

@@ -1,0 +1,123 @@
+"""From an address to a model that engines can run: out of the store, or fetched, converted, verified and stored."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from shoal.errors import AddressError
+from shoal.models.address import Address, parse_address
+from shoal.models.manifest import CONVERTER, Manifest, Verdict, measure
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access, Fetched, fetch
+from shoal.models.sources.access import disk_error
+from shoal.models.sources.folder import resolve
+from shoal.models.store import Store, Stored
+
+if TYPE_CHECKING:
+    from shoal.models.convert import Converted
+
+_SOURCE = "source"
+
+Verify: TypeAlias = "Callable[[Path, Converted], Verdict]"
+"""Compares what was converted into a folder with a second path; raises VerificationFailed when they disagree."""
+
+
+def prepare(
+    address: Address,
+    *,
+    store: Store,
+    access: Access | None = None,
+    verify: Verify | None = None,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+    refresh: bool = False,
+) -> Stored:
+    """Answer the model of a local address, ready to run.
+
+    What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
+    same. Blocks, for minutes when there is much to fetch. Raises SourceError, AddressError, ModelFileError,
+    VerificationFailed, MissingExtra (each with the next step) or Cancelled; the store is then as it was.
+    """
+    progress, stop = progress or Progress(), stop or Stop()
+    if not address.local:
+        raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
+    if address.scheme == "file":
+        address = resolve(address)
+    if not refresh and (ready := _ready(store, address)):
+        return ready
+    try:
+        with store.working(address, stop) as partial:
+            # Another process may have brought it while this one waited for its turn.
+            if not refresh and (ready := _ready(store, address)):
+                return ready
+            fetched = None if refresh else _kept(store, address, partial / _SOURCE)
+            if fetched is None:
+                fetched = fetch(address, partial / _SOURCE, access=access, progress=progress, stop=stop)
+            return store.commit(partial, address, _build(address, fetched, partial, verify, _Steps(progress, stop)))
+    except OSError as error:
+        raise disk_error(error, str(address)) from error
+
+
+class _Steps:
+    """The conversion's progress, at each step of which it can be stopped."""
+
+    def __init__(self, progress: Progress, stop: Stop) -> None:
+        self._progress, self._stop = progress, stop
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        self._stop.check()
+        self._progress.worked(stage, fraction)
+
+
+def _ready(store: Store, address: Address) -> Stored | None:
+    stored = store.find(address)
+    return stored if stored and stored.manifest.converter == CONVERTER else None
+
+
+def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
+    """The files of an entry that an older conversion made, so that a new one needs no network."""
+    stored = store.find(address)
+    if stored is None or not (stored.path / _SOURCE).is_dir():
+        return None
+    # Files of an entry are never written again, so they may be shared with the next one.
+    shutil.copytree(stored.path / _SOURCE, into, copy_function=os.link)
+    prefix = f"{_SOURCE}/"
+    hashes = {
+        name.removeprefix(prefix): facts.sha256
+        for name, facts in stored.manifest.files.items()
+        if name.startswith(prefix)
+    }
+    return Fetched(into, parse_address(stored.manifest.source), stored.manifest.revision, hashes)
+
+
+def _build(address: Address, fetched: Fetched, target: Path, verify: Verify | None, steps: _Steps) -> Manifest:
+    """Convert and verify the files, and describe the outcome."""
+    from shoal.models.convert import convert
+
+    converted = convert(fetched.folder, target, progress=steps)
+    tokenizer = target / converted.spec.tokenizer
+    if not tokenizer.exists():
+        shutil.copyfile(fetched.folder / converted.spec.tokenizer, tokenizer)
+    verdict = verify(target, converted) if verify else None
+    steps("hashing", 0.0)
+    files = measure(target, {f"{_SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
+    steps("hashing", 1.0)
+    return Manifest(
+        id=address.id,
+        address=str(address),
+        source=str(fetched.address),
+        revision=fetched.revision,
+        converter=CONVERTER,
+        graph=converted.graph,
+        graph_source=converted.source,
+        parameters=converted.parameters,
+        text=converted.spec,
+        verification=verdict,
+        created=int(time.time()),
+        files=files,
+    )

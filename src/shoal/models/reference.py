@@ -1,0 +1,242 @@
+"""The second path of verification: the forward pass in numpy, straight from safetensors, one text at a time.
+
+It shares with the graphs only the reading of files. Texts are never padded here, so that agreement with a padded
+batch also shows that padding changes nothing. Written to be read beside the papers, not to be fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.models.contract import Contract, Dense, Encoder, LayerNorm
+from shoal.models.graphs.weights import Weights, open_weights
+
+Floats: TypeAlias = npt.NDArray[Any]
+"""float32; numpy's types do not follow it through arithmetic."""
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+_GRID = np.linspace(0.0, 6.0, 6001)
+_ERF = np.array([math.erf(x) for x in _GRID])
+"""erf is 1 to float32 beyond 6; linear between points 0.001 apart it is off by at most 1.3e-7."""
+
+
+class Embedding(NamedTuple):
+    """One row a text: after all modules, and before a final Normalize."""
+
+    sentence: Floats
+    pooled: Floats
+
+
+def embed(
+    folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], skips: Sequence[int] | None = None
+) -> Embedding:
+    """The embeddings of texts given as token ids; `skips` says how many leading tokens pooling leaves out."""
+    tokens = _encode(open_weights(folder, contract.encoder_path), encoder, texts)
+    pooled = np.stack(
+        [
+            np.concatenate([_pool(mode, row, skip) for mode in contract.pooling.modes])
+            for row, skip in zip(tokens, skips or [0] * len(texts), strict=True)
+        ]
+    )
+    before = pooled
+    for module in contract.modules:
+        before = pooled
+        pooled = _apply(module, folder, pooled)
+    return Embedding(pooled, before if contract.ends_normalized else pooled)
+
+
+def _encode(weights: Weights, encoder: Encoder, texts: Sequence[Ids]) -> list[Floats]:
+    tensors = _Tensors(weights, encoder)
+    rows = [tensors.embeddings(ids) for ids in texts]
+    for layer in range(encoder.layers):
+        block = tensors.block(layer)
+        rows = [block.run(row, encoder, tensors.relative(len(row))) for row in rows]
+    return rows
+
+
+class _Block(NamedTuple):
+    """One layer's weights: (weight [out, in], bias) pairs, and (scale, shift) pairs for the norms."""
+
+    query: tuple[Floats, Floats]
+    key: tuple[Floats, Floats]
+    value: tuple[Floats, Floats]
+    out: tuple[Floats, Floats]
+    first_norm: tuple[Floats, Floats]
+    up: tuple[Floats, Floats]
+    down: tuple[Floats, Floats]
+    second_norm: tuple[Floats, Floats]
+
+    def run(self, x: Floats, encoder: Encoder, relative: Floats | None) -> Floats:
+        """x [l, hidden] through attention and feed-forward, each with its residual and norm."""
+        size = encoder.hidden // encoder.heads
+        mixed = np.empty_like(x)
+        query, key, value = (_linear(x, *pair) for pair in (self.query, self.key, self.value))
+        for head in range(encoder.heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = query[:, part] @ key[:, part].T / np.float32(math.sqrt(size))
+            if relative is not None:
+                scores = scores + relative[head]
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            mixed[:, part] = weights / weights.sum(axis=1, keepdims=True) @ value[:, part]
+        x = _norm(x + _linear(mixed, *self.out), *self.first_norm, encoder.norm_eps)
+        inner = _linear(_activate(encoder.activation, _linear(x, *self.up)), *self.down)
+        return _norm(x + inner, *self.second_norm, encoder.norm_eps)
+
+
+class _Tensors:
+    """Where the families keep their tensors."""
+
+    def __init__(self, weights: Weights, encoder: Encoder) -> None:
+        self._weights = weights
+        self._encoder = encoder
+        self._prefix = "" if "embeddings.word_embeddings.weight" in weights else encoder.prefix
+
+    def embeddings(self, ids: Ids) -> Floats:
+        encoder = self._encoder
+        x = self._rows("embeddings.word_embeddings.weight", encoder.vocab_size, ids)
+        x = x + self._rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
+        if encoder.token_types:
+            zeros = np.zeros(1, np.int64)
+            x = x + self._rows("embeddings.token_type_embeddings.weight", encoder.token_types, zeros)
+        return _norm(x, *self._pair("embeddings.LayerNorm", (encoder.hidden,)), encoder.norm_eps)
+
+    def block(self, layer: int) -> _Block:
+        hidden, inner = self._encoder.hidden, self._encoder.intermediate
+        square, wide, narrow, vector = (hidden, hidden), (inner, hidden), (hidden, inner), (hidden,)
+        if self._encoder.family == "distilbert":
+            at = f"transformer.layer.{layer}."
+            return _Block(
+                query=self._pair(f"{at}attention.q_lin", square),
+                key=self._pair(f"{at}attention.k_lin", square),
+                value=self._pair(f"{at}attention.v_lin", square),
+                out=self._pair(f"{at}attention.out_lin", square),
+                first_norm=self._pair(f"{at}sa_layer_norm", vector),
+                up=self._pair(f"{at}ffn.lin1", wide),
+                down=self._pair(f"{at}ffn.lin2", narrow),
+                second_norm=self._pair(f"{at}output_layer_norm", vector),
+            )
+        at = f"encoder.layer.{layer}."
+        mpnet = self._encoder.family == "mpnet"
+        return _Block(
+            query=self._pair(f"{at}attention.{'attn.q' if mpnet else 'self.query'}", square),
+            key=self._pair(f"{at}attention.{'attn.k' if mpnet else 'self.key'}", square),
+            value=self._pair(f"{at}attention.{'attn.v' if mpnet else 'self.value'}", square),
+            out=self._pair(f"{at}attention.{'attn.o' if mpnet else 'output.dense'}", square),
+            first_norm=self._pair(f"{at}attention.{'LayerNorm' if mpnet else 'output.LayerNorm'}", vector),
+            up=self._pair(f"{at}intermediate.dense", wide),
+            down=self._pair(f"{at}output.dense", narrow),
+            second_norm=self._pair(f"{at}output.LayerNorm", vector),
+        )
+
+    def relative(self, length: int) -> Floats | None:
+        """MPNet's bias [heads, query, key] by the bucket of key - query; None for the others."""
+        if self._encoder.family != "mpnet":
+            return None
+        table = self._weights.get(f"{self._prefix}encoder.relative_attention_bias.weight", (32, self._encoder.heads))
+        buckets = [[_bucket(key - query) for key in range(length)] for query in range(length)]
+        return np.transpose(table[np.array(buckets)], (2, 0, 1))
+
+    def _pair(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+        name = self._prefix + name
+        old = f"{name}.gamma" in self._weights
+        weight, bias = ("gamma", "beta") if old else ("weight", "bias")
+        return self._weights.get(f"{name}.{weight}", weight_shape), self._weights.get(
+            f"{name}.{bias}", weight_shape[:1]
+        )
+
+    def _rows(self, name: str, count: int, wanted: Ids) -> Floats:
+        return self._weights.rows(self._prefix + name, (count, self._encoder.hidden), wanted)
+
+
+def _positions(encoder: Encoder, ids: Ids) -> Ids:
+    if encoder.position_offset == 0:
+        return np.arange(len(ids))
+    position, positions = encoder.pad_id, []
+    for token in ids:
+        position += token != encoder.pad_id
+        positions.append(position if token != encoder.pad_id else encoder.pad_id)
+    return np.array(positions, np.int64)
+
+
+def _bucket(distance: int) -> int:
+    """16 buckets to each side: 0..7 exactly, then 8 more whose borders grow as 8 * 16 ** (k / 8) up to 128."""
+    side = 16 if distance > 0 else 0
+    distance = abs(distance)
+    if distance < 8:
+        return side + distance
+    return side + min(8 + sum(distance >= 8 * 2 ** (k / 2) for k in range(1, 8)), 15)
+
+
+def _pool(mode: str, tokens: Floats, skip: int) -> Floats:
+    kept = tokens[skip:]
+    pooled: Floats = np.zeros_like(tokens[0])
+    if mode == "cls":
+        pooled = kept[0] if len(kept) else tokens[0]
+    elif not len(kept):
+        pass
+    elif mode == "max":
+        pooled = kept.max(axis=0)
+    elif mode == "lasttoken":
+        pooled = kept[-1]
+    elif mode == "weightedmean":
+        positions = np.arange(skip + 1, len(tokens) + 1, dtype=np.float32)
+        pooled = positions @ kept / positions.sum()
+    else:
+        divisor = len(kept) if mode == "mean" else math.sqrt(len(kept))
+        pooled = kept.sum(axis=0) / np.float32(divisor)
+    return pooled
+
+
+def _apply(module: object, folder: Path, x: Floats) -> Floats:
+    if isinstance(module, Dense):
+        weights = open_weights(folder, module.path)
+        bias = (
+            weights.get("linear.bias", (module.out_features,))
+            if module.bias
+            else np.zeros(module.out_features, np.float32)
+        )
+        weight = weights.get("linear.weight", (module.out_features, module.in_features))
+        return _activate(module.activation, _linear(x, weight, bias))
+    if isinstance(module, LayerNorm):
+        weights = open_weights(folder, module.path)
+        shape = (module.dimension,)
+        return _norm(x, weights.get("norm.weight", shape), weights.get("norm.bias", shape), 1e-5)
+    normalized: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-12))
+    return normalized
+
+
+def _linear(x: Floats, weight: Floats, bias: Floats) -> Floats:
+    y: Floats = x @ weight.T + bias
+    return y
+
+
+def _norm(x: Floats, scale: Floats, shift: Floats, epsilon: float) -> Floats:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred * centred).mean(axis=-1, keepdims=True)
+    y: Floats = centred / np.sqrt(variance + np.float32(epsilon)) * scale + shift
+    return y
+
+
+def _activate(name: str, x: Floats) -> Floats:
+    half, one = np.float32(0.5), np.float32(1)
+    y: Floats = x
+    if name == "gelu":
+        erf = np.sign(x) * np.interp(np.abs(x) / math.sqrt(2.0), _GRID, _ERF).astype(np.float32)
+        y = x * half * (one + erf)
+    elif name == "gelu_tanh":
+        y = x * half * (one + np.tanh(np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+    elif name == "relu":
+        y = np.maximum(x, np.float32(0))
+    elif name == "tanh":
+        y = np.tanh(x)
+    elif name in ("sigmoid", "silu"):
+        sigmoid = half * (one + np.tanh(x * half))
+        y = sigmoid if name == "sigmoid" else x * sigmoid
+    return y

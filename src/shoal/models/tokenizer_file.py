@@ -1,0 +1,181 @@
+"""The tokenizer.json that a served model keeps: the model's own, or one built exactly from its vocabulary files.
+
+Where tokenizer_config.json and tokenizer.json disagree, transformers lets the former win for the BERT and RoBERTa
+tokenizers; so does this.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import ModelFileError
+from shoal.models.contract import Contract
+from shoal.models.contract.json_file import JsonFile, read_object
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+_WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer")
+_BYTE_LEVEL = ("RobertaTokenizer",)
+_CLASS_OF = {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "mpnet": "MPNetTokenizer"}
+_CLASS_OF_TYPE = {"roberta": "RobertaTokenizer"}
+
+
+def write_tokenizer(folder: Path, contract: Contract, target: Path) -> None:
+    """Write the model's tokenizer to `target`.
+
+    Raises ModelFileError when there is neither a tokenizer.json nor files from which it follows exactly.
+    """
+    config = read_object(folder, contract.file("tokenizer_config.json")) or JsonFile(
+        contract.file("tokenizer_config.json"), {}
+    )
+    kind = _class(folder, contract, config)
+    source = contract.file(TOKENIZER)
+    stored = read_object(folder, source)
+    if stored is not None:
+        changed = _follow_config(stored.data, kind, config)
+        target.write_bytes(_encode(stored.data) if changed else (folder / source).read_bytes())
+    else:
+        target.write_text(_build(folder, contract, kind, config).to_str(pretty=False), encoding="utf-8")
+    _check(target, source, contract)
+
+
+def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
+    """The tokenizer class that transformers would take, without its "Fast"."""
+    if "tokenizer_class" in config:
+        return config.text("tokenizer_class").removesuffix("Fast")
+    if contract.encoder is None:
+        return ""
+    if contract.encoder.family == "roberta":
+        model = read_object(folder, contract.file("config.json"))
+        return _CLASS_OF_TYPE.get(model.text("model_type"), "") if model else ""
+    return _CLASS_OF[contract.encoder.family]
+
+
+def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
+    """Put tokenizer_config's settings into a tokenizer.json; answers whether that changed anything."""
+    normalizer, splitter = data.get("normalizer"), data.get("pre_tokenizer")
+    wanted: dict[str, Any] = {}
+    part: Any = None
+    if kind in _WORDPIECE and isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+        part, wanted = normalizer, _bert_normalizer(config)
+    elif kind in _BYTE_LEVEL and isinstance(splitter, dict) and splitter.get("type") == "ByteLevel":
+        part, wanted = splitter, {"add_prefix_space": config.boolean("add_prefix_space", False)}
+    changes = {key: value for key, value in wanted.items() if part.get(key) != value}
+    if changes:
+        part.update(changes)
+    return bool(changes)
+
+
+def _bert_normalizer(config: JsonFile) -> dict[str, Any]:
+    """The settings by tokenizers' names, with transformers' defaults."""
+    return {
+        "handle_chinese_chars": config.boolean("tokenize_chinese_chars", True),
+        "strip_accents": config.boolean("strip_accents") if "strip_accents" in config else None,
+        "lowercase": config.boolean("do_lower_case", True),
+    }
+
+
+def _build(folder: Path, contract: Contract, kind: str, config: JsonFile) -> Tokenizer:
+    vocabulary, merges = contract.file("vocab.txt"), contract.file("merges.txt")
+    if kind in ("BertTokenizer", "DistilBertTokenizer") and (folder / vocabulary).is_file():
+        return _wordpiece(folder, vocabulary, config)
+    if kind == "RobertaTokenizer" and (folder / merges).is_file():
+        return _byte_level(folder, contract.file("vocab.json"), merges, config)
+    raise ModelFileError(
+        "is missing and cannot be built exactly from the files there are; "
+        "load the tokenizer with transformers and save it again, which writes this file",
+        file=contract.file(TOKENIZER),
+    )
+
+
+def _wordpiece(folder: Path, name: str, config: JsonFile) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    words = (folder / name).read_text(encoding="utf-8").splitlines()
+    vocabulary = {word.rstrip("\n"): index for index, word in enumerate(words)}
+    special = {key: _token(config, f"{key}_token", f"[{key.upper()}]") for key in ("unk", "sep", "pad", "cls", "mask")}
+    settings = _bert_normalizer(config)
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, **settings)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = special["cls"], special["sep"]
+    _add_special(tokenizer, special, name)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    return tokenizer
+
+
+def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    vocabulary = read_object(folder, name)
+    if vocabulary is None:
+        raise ModelFileError(f"is missing, but {merges} is there; fetch the model again", file=name)
+    lines = (folder / merges).read_text(encoding="utf-8").splitlines()
+    pairs = [tuple(line.split(" ", 1)) for line in lines if line and not line.startswith("#version")]
+    defaults = {"cls": "<s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    special = {key: _token(config, f"{key}_token", value) for key, value in defaults.items()}
+    model = models.BPE(
+        vocab=vocabulary.data,
+        merges=pairs,  # type: ignore[arg-type]
+        continuing_subword_prefix="",
+        end_of_word_suffix="",
+        fuse_unk=False,
+    )
+    spaced = config.boolean("add_prefix_space", False)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_special(tokenizer, special, name)
+    tokenizer.post_processor = processors.RobertaProcessing(
+        (special["sep"], vocabulary.data[special["sep"]]),
+        (special["cls"], vocabulary.data[special["cls"]]),
+        trim_offsets=config.boolean("trim_offsets", True),
+        add_prefix_space=spaced,
+    )
+    return tokenizer
+
+
+def _token(config: JsonFile, key: str, default: str) -> str:
+    """A special token, which the file gives as a string or as an object with its content."""
+    value = config.data.get(key)
+    if isinstance(value, dict):
+        return JsonFile(config.name, value).text("content")
+    return config.text(key, default)
+
+
+def _add_special(tokenizer: Tokenizer, special: dict[str, str], name: str) -> None:
+    from tokenizers import AddedToken
+
+    for key, token in special.items():
+        if tokenizer.token_to_id(token) is None:
+            raise ModelFileError(f"does not hold the {key} token {token!r}", file=name)
+    # A mask token takes the space before it along in RoBERTa's tokenizer.
+    tokenizer.add_special_tokens(
+        [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in special.values()]
+    )
+
+
+def _check(target: Path, source: str, contract: Contract) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(target))
+    except Exception as error:  # the library raises bare Exception for any file that it cannot read
+        raise ModelFileError(f"is not readable ({error}); fetch the model again", file=source) from None
+    size = contract.encoder.vocab_size if contract.encoder else None
+    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    if size is not None and largest >= size:
+        raise ModelFileError(f"has token id {largest}, but the model's table ends at {size - 1}", file=source)
+
+
+def _encode(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()

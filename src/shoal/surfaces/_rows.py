@@ -1,0 +1,60 @@
+"""Vectors to bytes: straight from one contiguous float32 array, in slices, with the loop free between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import orjson
+import pybase64
+
+from shoal.types import Array
+
+SLICE = 64
+"""Rows encoded at once. orjson holds the interpreter: 64 rows of 1,024 numbers take it about 2 ms."""
+
+RowEncoder = Callable[[int, Array], bytes]
+
+
+def numbers(row: Array) -> bytes:
+    """One vector, or a slice of them, as a JSON array of shortest-form float32 numbers."""
+    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def base64(row: Array) -> bytes:
+    """One vector as the base64 of its little-endian float32 bytes, without quotes."""
+    return pybase64.b64encode(row.data)
+
+
+def contiguous(vectors: Array) -> Array:
+    """Little-endian float32 in C order; no copy where it is that already."""
+    return np.ascontiguousarray(vectors, dtype="<f4")
+
+
+async def joined(vectors: Array, encode: RowEncoder, head: bytes, tail: bytes) -> bytes | list[bytes]:
+    """`head`, the rows as `encode` writes them with commas between, `tail`: pieces that together are the body."""
+    rows = len(vectors)
+    if rows == 1:
+        return head + encode(0, vectors[0]) + tail
+    pieces = [head]
+    for start in range(0, rows, SLICE):
+        if start:
+            pieces.append(b",")
+            await asyncio.sleep(0)
+        stop = min(start + SLICE, rows)
+        pieces.append(b",".join([encode(at, vectors[at]) for at in range(start, stop)]))
+    pieces.append(tail)
+    return pieces if rows > SLICE else b"".join(pieces)
+
+
+async def array_of(count: int, encode: Callable[[int, int], bytes]) -> bytes | list[bytes]:
+    """A JSON array of `count` elements, made slice by slice: `encode(start, stop)` answers a JSON array of those."""
+    pieces = [b"["]
+    for start in range(0, count, SLICE):
+        if start:
+            pieces.append(b",")
+            await asyncio.sleep(0)
+        pieces.append(encode(start, min(start + SLICE, count))[1:-1])
+    pieces.append(b"]")
+    return pieces if count > SLICE else b"".join(pieces)

@@ -1,0 +1,319 @@
+"""The JSON that surfaces read and write, as msgspec structs: decoded, encoded and documented from these alone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from shoal.errors import Malformed, RequestError, WrongType
+
+log = logging.getLogger("shoal.http")
+
+T = TypeVar("T")
+
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
+
+
+class Decoder(Generic[T]):
+    """JSON bytes to one type. Unknown fields are ignored, and each name is logged once.
+
+    Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON.
+    """
+
+    def __init__(self, kind: type[T], surface: str) -> None:
+        self._surface = surface
+        self._lenient = msgspec.json.Decoder(kind)
+        # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
+        self._strict: msgspec.json.Decoder[T] = self._lenient
+        self._known: frozenset[str] | None = None
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            self._strict = msgspec.json.Decoder(
+                msgspec.defstruct(kind.__name__, [], bases=(kind,), forbid_unknown_fields=True)
+            )
+            self._known = frozenset(kind.__struct_encode_fields__)
+        self._logged: set[str] = set()
+
+    def __call__(self, body: bytes) -> T:
+        try:
+            return self._strict.decode(body)
+        except msgspec.ValidationError as error:
+            if self._known is None or not str(error).startswith(_UNKNOWN):
+                raise _wrong_type(error) from None
+        except _NOT_JSON as error:
+            raise _malformed(error) from None
+        try:
+            value = self._lenient.decode(body)
+            self._log_unknown(_FIELDS.decode(body))
+        except msgspec.ValidationError as error:
+            raise _wrong_type(error) from None
+        except _NOT_JSON as error:
+            raise _malformed(error) from None
+        return value
+
+    def _log_unknown(self, fields: dict[str, Any]) -> None:
+        for name in fields.keys() - (self._known or frozenset()):
+            if name not in self._logged and len(self._logged) < _MOST_NAMES:
+                self._logged.add(name)
+                log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
+
+
+_UNKNOWN = "Object contains unknown field"
+_MOST_NAMES = 256  # a client that makes up names must not fill the log
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_WHERE = re.compile(r"(?s)(.*) - at `(?:key in )?\$?([^`]*)`$")
+_MISSING = re.compile(r"(?s)Object missing required field `([^`]+)`")
+_FIRST_NAME = re.compile(r"\.?(\w+)")
+
+
+def _malformed(error: Exception) -> RequestError:
+    if isinstance(error, RecursionError):
+        return Malformed("The body is nested too deeply.")
+    if isinstance(error, UnicodeDecodeError):
+        return Malformed("The body is not UTF-8; encode it so.")
+    return Malformed(f"The body could not be read as JSON: {error}.")
+
+
+def _wrong_type(error: msgspec.ValidationError) -> RequestError:
+    text = str(error)
+    where = ""
+    if found := _WHERE.fullmatch(text):
+        text, where = found[1], found[2]
+    if found := _MISSING.match(text):
+        name = found[1]
+        at = f"{where}.{name}".lstrip(".")
+        return WrongType(f"Missing required field '{at}'.", param=_first_name(at))
+    subject = f"'{where.lstrip('.')}'" if where else "The body"
+    return WrongType(f"{subject} is invalid: {text[:1].lower()}{text[1:]}.", param=_first_name(where))
+
+
+def _first_name(path: str) -> str | None:
+    found = _FIRST_NAME.match(path)
+    return found[1] if found else None
+
+
+# OpenAI
+
+OpenAIInput: TypeAlias = Annotated[
+    str | list[str | TokenId | list[TokenId]],
+    Meta(
+        description="A text, a list of texts, one list of token ids, or a list of such lists. Token ids are those of "
+        "the model itself. Texts and ids do not mix.",
+        examples=["The food was delicious.", ["first text", "second text"], [101, 7592, 102]],
+    ),
+]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """What to embed, as OpenAI's clients say it; the last four fields are Shoal's own."""
+
+    input: OpenAIInput
+    model: Annotated[str, Meta(description="A served model, by name or alias.", examples=["all-MiniLM-L6-v2"])]
+    encoding_format: (
+        Annotated[
+            Literal["float", "base64"],
+            Meta(description="JSON numbers, or the base64 of little-endian float32. Default: float."),
+        ]
+        | None
+    ) = None
+    dimensions: (
+        Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
+    ) = None
+    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+    input_type: (
+        Annotated[str, Meta(description="The role of the texts, which picks the model's prompt.", examples=["query"])]
+        | None
+    ) = None
+    prompt_name: Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None = None
+    truncate: (
+        Annotated[
+            bool | Literal["NONE", "START", "END"],
+            Meta(description="Cut a text that is too long (true or END: its end; START: its start), or refuse it."),
+        ]
+        | None
+    ) = None
+    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
+
+
+class OpenAIEmbedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of little-endian float32.")]
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: Annotated[int, Meta(description="Tokens that the model read, special ones included.")]
+    total_tokens: int
+
+
+class EmbeddingsResponse(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: Annotated[list[OpenAIEmbedding], Meta(description="One entry an input, in the order of the inputs.")]
+    model: str
+    usage: Usage
+
+
+class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
+    value: Literal["loaded", "loading", "unloaded"]
+    failed: bool = False
+    error: str | None = None
+
+
+class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A served model. What is only known of a loaded one is absent before."""
+
+    id: str
+    object: Literal["model"]
+    created: Annotated[int, Meta(description="Unix time at which it began to be served.")]
+    owned_by: Literal["shoal"]
+    status: ModelStatus
+    aliases: list[str] = []
+    default_for: Annotated[list[str], Meta(description="Tasks that go to it when no model is named.")] = []
+    tasks: list[str] = []
+    backend: str | None = None
+    source: str | None = None
+    revision: str | None = None
+    dimension: int | None = None
+    max_input_tokens: int | None = None
+    precision: str | None = None
+    pooling: str | None = None
+    prompts: Annotated[dict[str, str], Meta(description="Prompts by name.")] = {}
+    default_prompt_name: str | None = None
+    space: (
+        Annotated[
+            str,
+            Meta(
+                description="Hash of weights, pooling, prompts and normalisation: equal means vectors may be compared."
+            ),
+        ]
+        | None
+    ) = None
+    verified: Annotated[str, Meta(description="How the load-time check against a second path went.")] | None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class OpenAIErrorDetail(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: Annotated[str | None, Meta(description="The field at fault.")]
+    code: str | None
+
+
+class OpenAIError(msgspec.Struct, kw_only=True):
+    error: OpenAIErrorDetail
+
+
+# text-embeddings-inference
+
+TeiInput: TypeAlias = Annotated[
+    str | list[str | TokenId | list[TokenId]],
+    Meta(
+        description="A text, one list of token ids, or a list that holds texts and lists of token ids in any mixture.",
+        examples=["What is Deep Learning?", ["first text", "second text"]],
+    ),
+]
+MaybeTruncate: TypeAlias = Annotated[bool, Meta(description="Cut what is too long, or refuse it.")] | None
+
+
+class TeiEmbedRequest(msgspec.Struct, kw_only=True):
+    inputs: TeiInput
+    truncate: MaybeTruncate = None
+    truncation_direction: (
+        Annotated[
+            Literal["right", "left", "Right", "Left"], Meta(description="The end at which to cut. Default: right.")
+        ]
+        | None
+    ) = None
+    prompt_name: Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None = None
+    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
+    dimensions: (
+        Annotated[int, Meta(ge=0, description="Cut vectors to this length, and normalise them again.")] | None
+    ) = None
+
+
+class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
+    inputs: Annotated[str | list[str], Meta(examples=["What is Deep Learning?"])]
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+
+
+class TeiToken(msgspec.Struct, kw_only=True):
+    id: int
+    text: str
+    special: bool
+    start: Annotated[int | None, Meta(description="Offset of its first character.")]
+    stop: Annotated[int | None, Meta(description="Offset after its last character.")]
+
+
+class TeiDecodeRequest(msgspec.Struct, kw_only=True):
+    ids: Annotated[
+        list[TokenId | list[TokenId]],
+        Meta(description="One list of token ids, or a list of such lists.", examples=[[101, 7592, 102]]),
+    ]
+    skip_special_tokens: bool | None = None
+
+
+class TeiPooling(msgspec.Struct, kw_only=True):
+    pooling: str
+
+
+class TeiModelType(msgspec.Struct, kw_only=True):
+    embedding: TeiPooling
+
+
+class TeiInfo(msgspec.Struct, kw_only=True):
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: TeiModelType
+    max_concurrent_requests: Annotated[int, Meta(description="Items that may wait: max_queue_items.")]
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: Annotated[int, Meta(description="Inputs that one request may hold: max_inputs.")]
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class TeiError(msgspec.Struct, kw_only=True):
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+# embedding
+
+
+class Query(msgspec.Struct, kw_only=True):
+    query: Annotated[str, Meta(description="The text to embed.", examples=["What is a shoal?"])]
+
+
+class QueryEmbedding(msgspec.Struct, kw_only=True):
+    embedding: list[float]
+
+
+class HttpError(msgspec.Struct, kw_only=True):
+    msg: str
+
+
+# health
+
+
+class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`models` tells the state of each model; of one that cannot serve, why."""
+
+    status: Literal["ok", "ready", "loading", "failed", "draining"]
+    version: str
+    models: dict[str, str] = {}

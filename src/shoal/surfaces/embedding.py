@@ -1,0 +1,71 @@
+"""The surface of the Triton proxy in Rust: `[{"query": ...}]` to `[{"embedding": [...]}]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError, TooManyInputs
+from shoal.surfaces import _facts, _rows, _status, _wire
+from shoal.surfaces._request import JSON, Options, Reply, Request
+from shoal.types import Embed
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504), _wire.HttpError)
+
+
+class Embedding:
+    name = "embedding"
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [
+            Operation(
+                method="POST",
+                path="/v1/embedding",
+                endpoint=_Queries(gateway, self._options.max_inputs),
+                summary="Embed queries with the default model",
+                request=list[_wire.Query],
+                response=list[_wire.QueryEmbedding],
+                errors=_ERRORS,
+                headers=_facts.DOCUMENTED,
+                example=[{"query": "What is a shoal?"}],
+            )
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        status = _status.row(error).embedding
+        headers = {"content-type": "application/json", **_status.headers(error, status)}
+        return status, headers, orjson.dumps({"msg": error.message})
+
+
+class _Queries:
+    def __init__(self, gateway: Gateway, max_inputs: int) -> None:
+        self._gateway = gateway
+        self._max_inputs = max_inputs
+        self._decode = _wire.Decoder(list[_wire.Query], "embedding")
+
+    async def __call__(self, request: Request) -> Reply:
+        queries = self._decode(request.body)
+        if not queries:
+            return Reply(200, [JSON], b"[]")
+        if len(queries) > self._max_inputs:
+            raise TooManyInputs(f"{len(queries)} queries are over the limit of {self._max_inputs}; split the request.")
+        model = self._gateway.model("").name
+        request.model, request.items = model, len(queries)
+        task = Embed(model=model, inputs=[each.query for each in queries])
+        result = await self._gateway.run(task, request.context())
+        request.result = result
+        body = await _rows.joined(_rows.contiguous(result.vectors), _entry, b"[", b"]")
+        return Reply(200, [JSON, *_facts.batch_headers(request, result)], body)
+
+
+def _entry(index: int, row: Any) -> bytes:
+    return b'{"embedding":%b}' % _rows.numbers(row)

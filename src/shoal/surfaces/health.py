@@ -1,0 +1,124 @@
+"""Whether the server lives, whether it can serve, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from shoal._version import __version__
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError
+from shoal.surfaces import _wire
+from shoal.surfaces._request import JSON, TEXT, Options, Reply, Request
+from shoal.surfaces.openai import render_error
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ENCODE = msgspec.json.Encoder()
+_PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Health:
+    """- /health: `ok` while at least one model can answer, else 503 with the reason: for plain health checks.
+    - /health/live: the process serves; restart it when this fails.
+    - /health/ready: every model can answer and the server is not draining; send traffic only then.
+    """
+
+    name = "health"
+
+    def __init__(self, options: Options) -> None:
+        self._metrics = options.metrics
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        state = _State(gateway)
+        operations = [
+            Operation(
+                method="GET",
+                path="/health",
+                endpoint=state.health,
+                summary="Can any model answer?",
+                access="public",
+                response=str,
+                media_type="text/plain",
+                errors={503: str},
+                description="`ok` as text; with `Accept: application/json` the state of every model.",
+            ),
+            Operation(
+                method="GET",
+                path="/health/live",
+                endpoint=state.live,
+                summary="Is the process alive?",
+                access="public",
+                response=str,
+                media_type="text/plain",
+            ),
+            Operation(
+                method="GET",
+                path="/health/ready",
+                endpoint=state.ready,
+                summary="Can every model answer?",
+                access="public",
+                response=_wire.Health,
+                errors={503: _wire.Health},
+            ),
+        ]
+        if self._metrics is not None:
+            operations.append(
+                Operation(
+                    method="GET",
+                    path="/metrics",
+                    endpoint=_Metrics(self._metrics),
+                    summary="Metrics for Prometheus",
+                    response=str,
+                    media_type="text/plain",
+                    errors=dict.fromkeys((401, 403), _wire.OpenAIError),
+                )
+            )
+        return operations
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+class _State:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def live(self, request: Request) -> Reply:
+        return Reply(200, [TEXT], b"ok")
+
+    async def ready(self, request: Request) -> Reply:
+        ready = self._gateway.ready()
+        status = "ready" if ready else self._why()
+        return Reply(200 if ready else 503, [JSON], self._detail(status))
+
+    async def health(self, request: Request) -> Reply:
+        cards = self._gateway.models()
+        serves = not cards or any(card.state == "ready" for card in cards)
+        why = "ok" if serves else self._why()
+        if request.accepts_json():
+            return Reply(200 if serves else 503, [JSON], self._detail(why))
+        if serves:
+            return Reply(200, [TEXT], b"ok")
+        return Reply(503, [TEXT], "; ".join(f"{card.name}: {card.error or card.state}" for card in cards).encode())
+
+    def _why(self) -> Literal["loading", "failed", "draining"]:
+        if self._gateway.draining:
+            return "draining"
+        return "failed" if any(card.state == "failed" for card in self._gateway.models()) else "loading"
+
+    def _detail(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
+        models = {card.name: card.error or card.state for card in self._gateway.models()}
+        return _ENCODE.encode(_wire.Health(status=status, version=__version__, models=models))
+
+
+class _Metrics:
+    def __init__(self, render: Callable[[], bytes]) -> None:
+        self._render = render
+
+    async def __call__(self, request: Request) -> Reply:
+        return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render))

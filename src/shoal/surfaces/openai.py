@@ -1,0 +1,198 @@
+"""The surface of OpenAI's clients: embeddings and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from shoal.core.protocols import Operation
+from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, WrongType
+from shoal.surfaces import _facts, _rows, _status, _wire
+from shoal.surfaces._request import JSON, Options, Reply, Request
+from shoal.types import Direction, Embed, Embedded, TextItem
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503, 504), _wire.OpenAIError)
+_READ_ERRORS: dict[int, Any] = dict.fromkeys((401, 403, 500), _wire.OpenAIError)
+_STATES = {"ready": "loaded", "loading": "loading"}
+_ENCODE = msgspec.json.Encoder()
+_EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
+
+
+class OpenAI:
+    name = "openai"
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        embeddings = _Embeddings(gateway, self._options.max_inputs)
+        models = _Models(gateway)
+        operations: list[Operation] = []
+        for prefix in ("/v1", ""):
+            operations.append(
+                Operation(
+                    method="POST",
+                    path=f"{prefix}/embeddings",
+                    endpoint=embeddings,
+                    summary="Embed texts",
+                    request=_wire.EmbeddingsRequest,
+                    response=_wire.EmbeddingsResponse,
+                    errors=_ERRORS,
+                    headers=_facts.DOCUMENTED,
+                    example=_EXAMPLE,
+                )
+            )
+            operations += [
+                Operation(
+                    method=method,
+                    path=f"{prefix}/models",
+                    endpoint=models.list,
+                    summary="List the served models",
+                    response=_wire.ModelList,
+                    errors=_READ_ERRORS if method == "GET" else {**_READ_ERRORS, 408: _wire.OpenAIError},
+                )
+                for method in ("GET", "POST")
+            ]
+        operations.append(
+            Operation(
+                method="GET",
+                path="/v1/models/{id:path}",
+                endpoint=models.show,
+                summary="Show one model",
+                response=_wire.ModelEntry,
+                errors={**_READ_ERRORS, 404: _wire.OpenAIError},
+            )
+        )
+        return operations
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+    """OpenAI's error object: all four keys, always."""
+    row = _status.row(error).openai
+    param = "model" if isinstance(error, ModelNotFound) else error.param
+    detail = _wire.OpenAIErrorDetail(message=error.message, type=row.type, param=param, code=row.code)
+    headers = {"content-type": "application/json", **_status.headers(error, row.status)}
+    return row.status, headers, _ENCODE.encode(_wire.OpenAIError(error=detail))
+
+
+class _Embeddings:
+    def __init__(self, gateway: Gateway, max_inputs: int) -> None:
+        self._gateway = gateway
+        self._max_inputs = max_inputs
+        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai")
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = self._decode(request.body)
+        if not asked.model:
+            raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
+        inputs = _inputs(asked.input, self._max_inputs)
+        model = self._gateway.model(asked.model).name
+        request.model, request.items = model, len(inputs)
+        truncate, direction = _truncation(asked.truncate)
+        task = Embed(
+            model=model,
+            inputs=inputs,
+            prompt_name=asked.prompt_name,
+            input_type=asked.input_type,
+            truncate=truncate,
+            truncation_direction=direction,
+            normalize=asked.normalize is not False,
+            dimensions=asked.dimensions,
+        )
+        result = await self._gateway.run(task, request.context())
+        request.result = result
+        body = await _encoded(result, model, base64=asked.encoding_format == "base64")
+        return Reply(200, [JSON, *_facts.batch_headers(request, result)], body)
+
+
+def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
+    """Texts or lists of ids, one entry an input. One bare list of ids is one input."""
+    if isinstance(given, str):
+        given = [given]
+    if not given:
+        raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
+    if int in kinds:
+        given = [given]
+    if len(given) > limit:
+        raise TooManyInputs(
+            f"'input' holds {len(given)} entries, and a request may hold {limit}; split it.", param="input"
+        )
+    if not all(given):
+        at = next(at for at, each in enumerate(given) if not each)
+        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+    return cast(list[TextItem], given)
+
+
+def _truncation(asked: bool | str | None) -> tuple[bool | None, Direction]:
+    if isinstance(asked, str):
+        return asked != "NONE", "left" if asked == "START" else "right"
+    return asked, "right"
+
+
+async def _encoded(result: Embedded, model: str, *, base64: bool) -> bytes | list[bytes]:
+    total = sum(result.tokens)
+    tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
+    vectors = _rows.contiguous(result.vectors)
+    return await _rows.joined(vectors, _base64_entry if base64 else _float_entry, b'{"object":"list","data":[', tail)
+
+
+def _float_entry(index: int, row: Any) -> bytes:
+    return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, _rows.numbers(row))
+
+
+def _base64_entry(index: int, row: Any) -> bytes:
+    return b'{"object":"embedding","index":%d,"embedding":"%b"}' % (index, _rows.base64(row))
+
+
+class _Models:
+    """Answers from memory: interfaces ask this on every page, and a busy or broken model must not delay them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def list(self, request: Request) -> Reply:
+        entries = [_entry(card) for card in self._gateway.models()]
+        return Reply(200, [JSON], _ENCODE.encode(_wire.ModelList(data=entries)))
+
+    async def show(self, request: Request) -> Reply:
+        return Reply(200, [JSON], _ENCODE.encode(_entry(self._gateway.model(request.parameter))))
+
+
+def _entry(card: ModelCard) -> _wire.ModelEntry:
+    value = cast(Any, _STATES.get(card.state, "unloaded"))
+    entry = _wire.ModelEntry(
+        id=card.name,
+        object="model",
+        created=card.created,
+        owned_by="shoal",
+        status=_wire.ModelStatus(value=value, failed=card.state == "failed", error=card.error),
+        aliases=list(card.aliases),
+        default_for=list(card.default_for),
+    )
+    facts = card.facts
+    if facts is not None:
+        entry.tasks = list(facts.tasks)
+        entry.backend = facts.backend
+        entry.source = facts.source
+        entry.revision = facts.revision or None
+        entry.dimension = facts.dimension
+        entry.max_input_tokens = facts.max_input_tokens
+        entry.precision = facts.precision or None
+        entry.pooling = facts.pooling or None
+        entry.prompts = dict(facts.prompts)
+        entry.default_prompt_name = facts.default_prompt_name
+        entry.space = facts.space or None
+        entry.verified = facts.verified or None
+    return entry

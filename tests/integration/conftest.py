@@ -1,0 +1,53 @@
+"""Real servers in processes of their own, for every test that needs one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Start `python ARGUMENTS...` in an empty folder; (process, file of its standard error). Ended after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Path]:
+        log = tmp_path / f"process-{len(started)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                env=environment(env),
+                cwd=tmp_path,
+            )
+        started.append(process)
+        return process, log
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def shoal_server(processes: Processes) -> ShoalServer:
+    """`shoal_server(addresses, *flags, env={}, wait=True)` answers a `Server` that is ready, on a port of its own."""
+
+    def start(addresses: Sequence[str], *flags: str, env: Mapping[str, str] | None = None, wait: bool = True) -> Server:
+        process, log = processes("-m", "shoal", "serve", *addresses, "--port", "0", *flags, env=env)
+        wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
+        found = LISTENING.search(log.read_text())
+        assert found
+        server = Server(process, int(found[1]), log)
+        if wait:
+            wait_until(server.ready, process, log)
+        return server
+
+    return start

@@ -1,0 +1,153 @@
+"""`shoal serve` as a process: start, signals, and what is said when it cannot start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from server_kit import Processes, Server, ShoalServer, wait_until
+
+BODY = {"model": "fake", "input": "Hello"}
+Reply: TypeAlias = tuple[int, dict[str, str], bytes]
+
+
+def in_flight(server: Server, pool: ThreadPoolExecutor) -> Future[Reply]:
+    """A request that the server has begun to answer; its model must be slow."""
+    future = pool.submit(server.request, "POST", "/v1/embeddings", BODY)
+    time.sleep(0.4)
+    assert not future.done()
+    return future
+
+
+def embedding(reply: Reply) -> list[float]:
+    status, _, body = reply
+    assert status == 200, body
+    found: Any = json.loads(body)["data"][0]["embedding"]
+    assert found
+    return list(found)
+
+
+def test_a_request_in_flight_survives_sigterm(shoal_server: ShoalServer) -> None:
+    """SIGTERM: the request is answered, nobody new is let in, the exit code is 0."""
+    server = shoal_server(["fake:delay_ms=1500"])
+    with ThreadPoolExecutor() as pool:
+        pending = in_flight(server, pool)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        with pytest.raises(OSError):
+            server.request("GET", "/health")
+        embedding(pending.result())
+    assert server.exit_code() == 0
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_ctrl_c_is_a_clean_stop(shoal_server: ShoalServer) -> None:
+    """SIGINT does as SIGTERM does: exit code 0, no traceback."""
+    server = shoal_server(["fake:"])
+    server.process.send_signal(signal.SIGINT)
+    assert server.exit_code() == 0
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_stops_at_once(shoal_server: ShoalServer, number: signal.Signals) -> None:
+    """A request that would take much longer does not hold the process."""
+    server = shoal_server(["fake:delay_ms=20000"])
+    with ThreadPoolExecutor() as pool:
+        pending = in_flight(server, pool)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.4)
+        assert server.process.poll() is None
+        server.process.send_signal(number)
+        assert server.exit_code(within=3) == 128 + number
+        with pytest.raises(OSError):
+            pending.result()
+
+
+def test_the_drain_is_bounded(shoal_server: ShoalServer) -> None:
+    """After drain_timeout_s the rest is dropped, and the process still ends by itself."""
+    server = shoal_server(["fake:delay_ms=25000"], "--drain-timeout-s", "1")
+    with ThreadPoolExecutor() as pool:
+        pending = in_flight(server, pool)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code(within=8) == 0
+        assert pending.result()[0] == 503
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_readiness_goes_first(shoal_server: ShoalServer) -> None:
+    """For drain_delay_s the server says that it is not ready, and still answers; liveness stays."""
+    server = shoal_server(["fake:"], "--drain-delay-s", "1.5")
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not server.ready(), server.process, server.log)
+    assert server.request("GET", "/health/ready")[0] == 503
+    assert server.request("GET", "/health/live")[0] == 200
+    reply = server.request("POST", "/v1/embeddings", BODY)
+    embedding(reply)
+    assert reply[1]["connection"] == "close"
+    assert server.exit_code() == 0
+
+
+def test_a_port_in_use_is_found_before_models_load(processes: Processes) -> None:
+    """One line that names the port and the way out; exit code 1."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        process, log = processes("-m", "shoal", "serve", "fake:", "--port", str(port))
+        assert process.wait(30) == 1
+    assert log.read_text().startswith(f"error: port {port} on 127.0.0.1 is in use: choose another with --port")
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_an_open_address_without_keys_is_refused(processes: Processes) -> None:
+    """The line names both ways out; exit code 1."""
+    process, log = processes("-m", "shoal", "serve", "fake:", "--host", "0.0.0.0", "--port", "0")
+    assert process.wait(30) == 1
+    assert "--api-key-file" in log.read_text()
+    assert "--insecure" in log.read_text()
+
+
+def test_the_only_model_failing_ends_the_server(processes: Processes, tmp_path: Path) -> None:
+    """Nothing could ever be served: the model's error is the last line, the exit code 1."""
+    process, log = processes("-m", "shoal", "serve", f"file:{tmp_path}/nowhere", "--port", "0")
+    assert process.wait(30) == 1
+    assert "Traceback" not in log.read_text()
+    assert log.read_text().splitlines()[-1].startswith("error: nowhere: ")
+
+
+def test_the_banner_is_logged_where_there_is_no_terminal(shoal_server: ShoalServer) -> None:
+    """Address, facts and a line to copy reach the log; standard output stays empty."""
+    server = shoal_server(["fake:"])
+    wait_until(lambda: "curl -s" in server.log.read_text(), server.process, server.log)
+    records = [json.loads(line) for line in server.log.read_text().splitlines()]
+    messages = [record["message"] for record in records]
+    assert f"docs: {server.base_url}/docs" in messages
+    assert "auth: off, only this machine can connect" in messages
+
+
+def test_any_asgi_server_can_run_it(processes: Processes) -> None:
+    """`uvicorn shoal.asgi:app` reads SHOAL_ variables, becomes ready, answers, and ends cleanly."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    arguments = ("-m", "uvicorn", "shoal.asgi:app", "--port", str(port))
+    process, log = processes(*arguments, env={"SHOAL_MODELS": "fake:"})
+    server = Server(process, port, log)
+    wait_until(server.ready, process, log)
+    embedding(server.request("POST", "/v1/embeddings", BODY))
+    process.send_signal(signal.SIGTERM)
+    # uvicorn ends by the signal that it was sent
+    assert server.exit_code() in (0, -signal.SIGTERM)
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_wrong_setting_stops_any_asgi_server(processes: Processes) -> None:
+    """The lifespan fails with the setting's own message."""
+    process, log = processes("-m", "uvicorn", "shoal.asgi:app", "--port", "0", env={"SHOAL_PORT": "eighty"})
+    assert process.wait(30) != 0
+    assert "SHOAL_PORT: must be a whole number" in log.read_text()
+    assert "Traceback" not in log.read_text()

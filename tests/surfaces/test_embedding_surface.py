@@ -1,0 +1,75 @@
+"""The Triton proxy's route: its bodies, none of its bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from surface_kit import raising, serve, vector
+
+from shoal.errors import EngineFailed, Overloaded
+
+
+async def test_queries() -> None:
+    """One object a query, in order; keys that nobody knows are ignored."""
+    server = serve()
+    answer = await server.call("POST", "/v1/embedding", [{"query": "ab"}, {"query": "cd", "id": 7}])
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.body == b'[{"embedding":[1.0,24.25,24.375,-0.5]},{"embedding":[1.0,24.75,24.875,-0.5]}]'
+    assert server.runner.tasks[0].inputs == ["ab", "cd"]
+
+
+async def test_empty_array() -> None:
+    """No queries, no embeddings: the original died of it."""
+    server = serve()
+    answer = await server.call("POST", "/v1/embedding", [])
+    assert (answer.status, answer.body) == (200, b"[]")
+    assert server.runner.tasks == []
+
+
+async def test_large_body() -> None:
+    """The original's limit of 32 KiB is gone."""
+    answer = await serve().call("POST", "/v1/embedding", [{"query": "asdf" * 125}] * 256)
+    assert answer.json() == [{"embedding": vector("asdf" * 125)}] * 256
+
+
+async def test_batch_facts() -> None:
+    """The batch facts are on this surface, too."""
+    answer = await serve().call("POST", "/v1/embedding", [{"query": "ab"}])
+    assert answer.headers["x-shoal-batch-size"] == "7"
+    assert "total;dur=" in answer.headers["server-timing"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[{", "could not be read"),
+        (b'{"query":"a"}', "got `object`"),
+        (b'[{"text":"a"}]', "Missing required field '[0].query'"),
+        (b'[{"query":1}]', "got `int`"),
+        (b'["a"]', "got `str`"),
+        (b"[" + b'{"query":"a"},' * 2048 + b'{"query":"a"}]', "2049 queries"),
+        (b'[{"query":"a","x":' + b"[" * 200_000, "nested too deeply"),
+    ],
+)
+async def test_bad_bodies(body: bytes, words: str) -> None:
+    """400 with `msg`, and nothing else."""
+    answer = await serve().call("POST", "/v1/embedding", body=body)
+    assert answer.status == 400
+    assert set(answer.json()) == {"msg"}
+    assert words in answer.json()["msg"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(EngineFailed("broken"), 500), (Overloaded("later"), 429)])
+async def test_errors_of_the_model(error: Any, status: int) -> None:
+    """A failure is an answer; the original's process ended with it."""
+    answer = await raising(error).call("POST", "/v1/embedding", [{"query": "a"}])
+    assert (answer.status, answer.json()) == (status, {"msg": error.message})
+
+
+async def test_wrong_content_type() -> None:
+    """400, as the original's framework says it."""
+    answer = await serve().call("POST", "/v1/embedding", body=b"[]", headers={"content-type": "text/plain"})
+    assert answer.status == 400
+    assert "application/json" in answer.json()["msg"]

@@ -1,0 +1,405 @@
+"""What all surfaces have in common: bounds, ids, deadlines, unknown paths, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
+
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import Operation
+from shoal.core.registry import Registry
+from shoal.errors import ShoalError
+from shoal.surfaces import Front, Options, Reply, Request, build_app
+from shoal.surfaces._watch import PATIENCE_S
+
+ASK = {"input": "ab", "model": MODEL}
+EMBEDDERS: list[tuple[str, Any]] = [
+    ("/v1/embeddings", ASK),
+    ("/embed", {"inputs": "ab"}),
+    ("/v1/embedding", [{"query": "ab"}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/embeddings", "application/json"), ("/embed", "text/plain"), ("/v1/embedding", "application/json")],
+)
+async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
+    """40 MB are refused by their length: 413 in the dialect, the connection closed, no byte read."""
+    server = serve()
+    exchange = Exchange([b"x"])
+    await server.app(request_scope("POST", path, {"content-length": "40000000"}), exchange.receive, exchange.send)
+    answer = exchange.answer()
+    assert answer.status == 413
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.headers["connection"] == "close"
+    assert exchange.reads == 0
+
+
+async def test_chunked_bodies_are_counted() -> None:
+    """Without a length the bytes are counted, and reading ends at the limit."""
+    server = serve(max_body_bytes=1000)
+    exchange = Exchange([b"x" * 400] * 100)
+    scope = request_scope("POST", "/v1/embeddings", {"transfer-encoding": "chunked"})
+    await server.app(scope, exchange.receive, exchange.send)
+    answer = exchange.answer()
+    assert (answer.status, answer.headers["connection"], exchange.reads) == (413, "close", 3)
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+async def test_one_large_message_is_counted() -> None:
+    """A server that hands over the body in one piece changes nothing about the limit."""
+    answer = await serve(max_body_bytes=1000).call("POST", "/embed", body=[b"x" * 1001])
+    assert answer.status == 413
+
+
+async def test_bodies_in_pieces() -> None:
+    """A body that arrives in many pieces is put together."""
+    body = orjson.dumps(ASK)
+    answer = await serve().call("POST", "/v1/embeddings", body=[body[at : at + 1] for at in range(len(body))])
+    assert answer.status == 200
+
+
+async def test_body_of_just_the_limit() -> None:
+    """The limit itself is allowed."""
+    body = orjson.dumps(ASK)
+    assert (await serve(max_body_bytes=len(body)).call("POST", "/v1/embeddings", body=body)).status == 200
+    assert (await serve(max_body_bytes=len(body) - 1).call("POST", "/v1/embeddings", body=body)).status == 413
+
+
+async def test_slow_bodies() -> None:
+    """A body that does not come is 408, and the connection ends."""
+    server = serve(body_timeout_s=0.01)
+    exchange = Exchange([b"x"], silent=True)
+    scope = request_scope("POST", "/v1/embeddings", {"content-length": "5"})
+    await server.app(scope, exchange.receive, exchange.send)
+    answer = exchange.answer()
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
+    assert answer.json()["error"]["type"] == "timeout"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 415), ("/embed", 415), ("/v1/embedding", 400)])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_compressed_bodies(path: str, status: int, encoding: str) -> None:
+    """Compressed bodies are refused, with the name of the encoding."""
+    answer = await serve().call("POST", path, body=b"{}", headers={"content-encoding": encoding})
+    assert answer.status == status
+    assert encoding in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("application/vnd.api+json", 200),
+        ("", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+    ],
+)
+async def test_content_types(kind: str, status: int) -> None:
+    """JSON by any of its names, or no name; everything else is refused by name."""
+    body = orjson.dumps(ASK)
+    answer = await serve().call("POST", "/v1/embeddings", body=body, headers={"content-type": kind} if kind else {})
+    assert answer.status == status
+    if status == 415:
+        assert answer.json()["error"]["code"] == "unsupported_content_type"
+
+
+async def test_request_ids() -> None:
+    """A sane id of the client's is kept, any other is replaced; it is on every reply and reaches the work."""
+    server = serve()
+    answer = await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-id": "abc-1"})
+    assert answer.headers["x-request-id"] == server.runner.contexts[0].id == "abc-1"
+    made = set()
+    for bad in ("", "a b", "x" * 129, "\xe9", 'a\x00"'):
+        answer = await server.call("GET", "/nowhere", headers={"x-request-id": bad})
+        made.add(answer.headers["x-request-id"])
+        assert answer.headers["x-request-id"].startswith("req_")
+    assert len(made) == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [(None, 30.0), ("5", 5.0), ("0.5", 0.5), ("60", 30.0), ("nan", 30.0), ("-1", 30.0), ("x", 30.0)]
+)
+async def test_one_deadline(said: str | None, seconds: float) -> None:
+    """The server's time, or the client's if it has less; counted from the request's arrival."""
+    server = serve()
+    before = time.monotonic()
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-timeout": said} if said else {})
+    deadline = server.runner.contexts[0].deadline
+    assert before + seconds <= deadline <= time.monotonic() + seconds
+
+
+@pytest.mark.parametrize(("said", "traffic"), [("interactive", "interactive"), ("bulk", "bulk"), ("gold", None)])
+async def test_class(said: str, traffic: str | None) -> None:
+    """`x-shoal-class` reaches the planner; a class that does not exist says nothing."""
+    server = serve()
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-shoal-class": said})
+    assert server.runner.contexts[0].traffic == traffic
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/unknown", 404),
+        ("POST", "/v1/models/x", 405),
+        ("GET", "/v1/embeddings", 405),
+        ("OPTIONS", "/v1/embeddings", 405),
+        ("BREW", "/v1/embeddings", 405),
+        ("GET", "/v1/embeddings/x", 404),
+        ("GET", "//", 404),
+    ],
+)
+async def test_unknown_paths_and_methods(method: str, path: str, status: int) -> None:
+    """JSON in OpenAI's shape where nobody else owns the path, and no redirect anywhere."""
+    answer = await serve().call(method, path)
+    assert answer.status == status
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_errors_are_told_by_the_owner_of_the_path() -> None:
+    """A wrong method, or a path below a known one, is answered in the dialect that lives there."""
+    server = serve()
+    answer = await server.call("GET", "/embed")
+    assert (answer.status, answer.headers["allow"], answer.json()["error_type"]) == (405, "POST", "Validation")
+    assert (await server.call("GET", "/health/unknown")).json()["error"]["code"] == "unknown_url"
+    assert set((await server.call("GET", "/v1/embedding/x")).json()) == {"msg"}
+    assert (await server.call("POST", "/health")).headers["allow"] == "GET, HEAD"
+
+
+async def test_root_path() -> None:
+    """Behind a proxy that adds a prefix the table still sees the bare path."""
+    answer = await serve().call("GET", "/ai/v1/models", root_path="/ai")
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(("path", "body"), EMBEDDERS)
+async def test_bugs(path: str, body: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A bug is a 500 in the dialect: the log has the traceback under the request's id, the client only the id."""
+    answer = await raising(ZeroDivisionError("secret")).call("POST", path, body)
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert answer.headers["x-request-id"].encode() in answer.body
+    assert answer.headers["x-request-id"] in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_security_header() -> None:
+    """No browser guesses at content types."""
+    for path in ("/health", "/nowhere", "/v1/models"):
+        assert (await serve().call("GET", path)).headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(("path", "body"), EMBEDDERS)
+async def test_client_leaves_while_the_model_works(path: str, body: Any) -> None:
+    """The work is cancelled; nothing is left behind, and the caller of the app is not cancelled."""
+    runner = Told(release=asyncio.Event())
+    server = serve(runner)
+    exchange = Exchange([orjson.dumps(body)])
+    before = asyncio.all_tasks()
+    request = asyncio.create_task(server.app(request_scope("POST", path, {}), exchange.receive, exchange.send))
+    await runner.begun.wait()
+    exchange.leave()
+    await request
+    assert runner.cancelled == 1
+    assert not request.cancelled()
+    assert request.cancelling() == 0
+    await settled()
+    assert asyncio.all_tasks() == before
+
+
+async def test_client_leaves_while_it_sends() -> None:
+    """Half a body starts no work."""
+    server = serve()
+    exchange = Exchange([b"{", b"}"])
+    exchange._pieces.pop()
+    exchange.leave()
+
+    async def receive() -> dict[str, Any]:
+        message = await exchange.receive()
+        return {**message, "more_body": True} if message["type"] == "http.request" else message
+
+    await server.app(request_scope("POST", "/v1/embeddings", {}), receive, exchange.send)
+    assert server.runner.tasks == []
+
+
+async def test_slow_answers_leave_no_tasks() -> None:
+    """A request that outlives the patience of the watch, and is answered, leaves nothing behind either."""
+    runner = Told(release=asyncio.Event())
+    server = serve(runner)
+    before = asyncio.all_tasks()
+    request = asyncio.create_task(server.call("POST", "/v1/embeddings", ASK))
+    await runner.begun.wait()
+    assert runner.release is not None
+    asyncio.get_running_loop().call_later(PATIENCE_S * 2, runner.release.set)
+    assert (await request).status == 200
+    await settled()
+    assert asyncio.all_tasks() == before
+
+
+async def test_cancellation_from_outside_passes() -> None:
+    """A server that stops cancels its requests; that is not taken for a client that left."""
+    runner = Told(release=asyncio.Event())
+    request = asyncio.create_task(serve(runner).call("POST", "/v1/embeddings", ASK))
+    await runner.begun.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert runner.cancelled == 1
+
+
+async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    """One record a request, with what an operator asks for; an input is never in it."""
+    server = serve()
+    with caplog.at_level(logging.INFO, logger="shoal.access"):
+        await server.call("POST", "/v1/embeddings", {"input": ["secret", "b"], "model": "mini"})
+        await server.call("GET", "/nowhere")
+    first, second = (record.__dict__ for record in caplog.records if record.name == "shoal.access")
+    expected = {"method": "POST", "path": "/v1/embeddings", "status": 200, "model": MODEL, "items": 2, "tokens": 7}
+    expected |= {"batch": 7, "queue_ms": 1.25, "client": "127.0.0.1"}
+    assert {name: first[name] for name in expected} == expected
+    assert first["ms"] > 0
+    assert first["request_id"].startswith("req_")
+    assert (second["status"], second["model"], second["batch"]) == (404, "", 0)
+    assert "secret" not in caplog.text
+
+
+async def test_fairness_counts_by_client() -> None:
+    """The key, else the trusted header, else the peer's address; an untrusted header says nothing."""
+    server = serve(api_key=("k1", "k2"), client_header="X-User")
+    for key in ("k1", "k2", "k1"):
+        headers = {"authorization": f"Bearer {key}", "x-user": "anna"}
+        await server.call("POST", "/v1/embeddings", ASK, headers=headers)
+    one, two, three = (context.client for context in server.runner.contexts)
+    assert one == three != two
+    assert one.startswith("key:")
+    assert "k1" not in one
+    open_server = serve(client_header="X-User")
+    await open_server.call("POST", "/v1/embeddings", ASK, headers={"x-user": "anna"})
+    await open_server.call("POST", "/v1/embeddings", ASK)
+    assert [context.client for context in open_server.runner.contexts] == ["anna", "127.0.0.1"]
+    server = serve()
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-user": "anna"})
+    assert server.runner.contexts[0].client == "127.0.0.1"
+
+
+class Streamer:
+    """A surface of one route that streams, for what the others do not do yet."""
+
+    name = "streamer"
+
+    def __init__(self, fail: bool = False) -> None:
+        self.closed = False
+        self.fail = fail
+        self.waits = asyncio.Event()
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [Operation(method="GET", path="/stream", endpoint=self.start, summary="Stream", access="public")]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return 500, {}, error.message.encode()
+
+    async def start(self, request: Request) -> Reply:
+        return Reply(200, [(b"content-type", b"text/event-stream")], self.pieces())
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            yield b"one "
+            if self.fail:
+                await self.waits.wait()
+            yield b"two"
+        finally:
+            self.closed = True
+
+    def app(self) -> Front:
+        return build_app(Gateway(Registry()), [self], Options())
+
+
+async def test_streams() -> None:
+    """Pieces go out as they come, under no length; HEAD sends none and still closes the source."""
+    for method, body in (("GET", b"one two"), ("HEAD", b"")):
+        streamer = Streamer()
+        exchange = Exchange([b""])
+        await streamer.app()(request_scope(method, "/stream", {}), exchange.receive, exchange.send)
+        answer = exchange.answer()
+        assert (answer.status, answer.body) == (200, body)
+        assert "content-length" not in answer.headers
+
+
+async def test_client_leaves_a_stream() -> None:
+    """The source of a stream is closed when its reader leaves, and nothing more is sent."""
+    streamer = Streamer(fail=True)
+    exchange = Exchange([b""])
+    request = asyncio.create_task(
+        streamer.app()(request_scope("GET", "/stream", {}), exchange.receive, exchange.send)
+    )
+    await settled()
+    assert len(exchange.messages) == 2
+    exchange.leave()
+    await request
+    assert streamer.closed
+    assert len(exchange.messages) == 2
+
+
+async def test_a_stream_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
+    """After the first byte an error cannot be told: the HTTP server gets it, and so ends the connection."""
+
+    async def broken(request: Request) -> Reply:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise ZeroDivisionError
+
+        return Reply(200, [], pieces())
+
+    streamer = Streamer()
+    streamer.start = broken  # type: ignore[method-assign]
+    exchange = Exchange([b""])
+    with pytest.raises(ZeroDivisionError):
+        await streamer.app()(request_scope("GET", "/stream", {}), exchange.receive, exchange.send)
+    assert [each["type"] for each in exchange.messages] == ["http.response.start", "http.response.body"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_lifespan() -> None:
+    """What the app puts around the time of serving is entered at the start and left at the end."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def life(app: Any) -> AsyncIterator[None]:
+        seen.append("in")
+        yield
+        seen.append("out")
+
+    app = build_app(Gateway(Registry()), [Streamer()], Options(), life)
+    events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return next(events)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await app({"type": "lifespan", "state": {}}, receive, send)
+    assert (seen, sent) == (["in", "out"], ["lifespan.startup.complete", "lifespan.shutdown.complete"])
+
+
+async def settled() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)

@@ -1,0 +1,77 @@
+"""Health, readiness, metrics."""
+
+from __future__ import annotations
+
+import pytest
+from surface_kit import MODEL, serve
+
+from shoal._version import __version__
+from shoal.core.registry import Model
+from shoal.errors import ModelFileError
+
+
+async def test_health() -> None:
+    """Two bytes of text, as the oldest clients compare them; JSON for who asks for it by name."""
+    server = serve()
+    answer = await server.call("GET", "/health", headers={"accept": "*/*"})
+    assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"ok", "text/plain; charset=utf-8")
+    answer = await server.call("GET", "/health", headers={"accept": "application/json"})
+    assert answer.json() == {"status": "ok", "version": __version__, "models": {MODEL: "ready"}}
+
+
+async def test_head() -> None:
+    """HEAD answers as GET, without the body."""
+    answer = await serve().call("HEAD", "/health")
+    assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "2")
+
+
+async def test_ready() -> None:
+    """200 when every model can answer."""
+    answer = await serve().call("GET", "/health/ready")
+    assert (answer.status, answer.json()["status"]) == (200, "ready")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_one_model_cannot_answer(fails: bool) -> None:
+    """Not ready, and for each model why; but still healthy, since another one answers."""
+    server = serve()
+    other = Model(name="other")
+    server.gateway.registry.add(other)
+    if fails:
+        other.failed(ModelFileError("is missing", file="config.json"))
+    answer = await server.call("GET", "/health/ready")
+    assert answer.status == 503
+    reason = "config.json: is missing" if fails else "loading"
+    assert answer.json()["status"] == ("failed" if fails else "loading")
+    assert answer.json()["models"] == {MODEL: "ready", "other": reason}
+    assert (await server.call("GET", "/health")).status == 200
+
+
+async def test_no_model_can_answer() -> None:
+    """503 from /health as well, with the reason as text or JSON; the process is alive all the same."""
+    server = serve()
+    server.gateway.registry.remove(server.model)
+    server.gateway.registry.add(Model(name="slow"))
+    answer = await server.call("GET", "/health")
+    assert (answer.status, answer.body) == (503, b"slow: loading")
+    answer = await server.call("GET", "/health", headers={"accept": "application/json"})
+    assert (answer.status, answer.json()["status"]) == (503, "loading")
+    assert (await server.call("GET", "/health/live")).body == b"ok"
+
+
+async def test_draining() -> None:
+    """Not ready, but alive; connections end with their replies."""
+    server = serve()
+    server.gateway.draining = True
+    answer = await server.call("GET", "/health/ready")
+    assert (answer.status, answer.json()["status"]) == (503, "draining")
+    assert answer.headers["connection"] == "close"
+    assert (await server.call("GET", "/health/live")).status == 200
+
+
+async def test_metrics() -> None:
+    """What the app renders, in Prometheus' text format; without a source there is no such route."""
+    answer = await serve(metrics=lambda: b"shoal_up 1\n").call("GET", "/metrics")
+    assert (answer.status, answer.body) == (200, b"shoal_up 1\n")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert (await serve().call("GET", "/metrics")).status == 404

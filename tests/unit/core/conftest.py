@@ -1,0 +1,65 @@
+"""A virtual clock for everything in core that waits: an hour takes as long as what happens in it."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+Run = Callable[[Callable[[], Coroutine[Any, Any, T]]], T]
+
+
+class _Selector(selectors.SelectSelector):
+    """Never waits: time jumps to the next timer instead. Real file descriptors (thread hops) are still seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready:
+            return ready
+        if timeout is None:
+            return super().select(0.2)
+        self.now += max(timeout, 0.0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose `time` moves only when everybody waits."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+@pytest.fixture
+def virtual() -> Run[Any]:
+    """Run a coroutine function on a fresh virtual loop."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(main())
+
+    return run
+
+
+async def until(condition: Callable[[], bool], *, ticks: int = 1000) -> None:
+    """Let the loop turn until the condition holds; fails when it never does."""
+    for _ in range(ticks):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition never held")
+
+
+async def gathered(*work: Awaitable[Any]) -> list[Any]:
+    return await asyncio.gather(*work, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""Lanes over fake engines, for tests of the batcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
+from shoal.core.batcher import Lane, LaneOptions
+from shoal.core.planner import Limits
+from shoal.core.protocols import BatchReport, Observer
+from shoal.core.threads import Threads
+from shoal.types import Context, Embed, Embedded, TextItem, TrafficClass
+
+T = TypeVar("T")
+
+
+class Inline(Threads):
+    """Runs the call where it stands: a real thread would race with a virtual clock."""
+
+    def __init__(self) -> None:
+        super().__init__("inline", 2)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        return call()
+
+
+class Reports(Observer):
+    def __init__(self) -> None:
+        self.batches: list[BatchReport] = []
+
+    def batched(self, report: BatchReport) -> None:
+        self.batches.append(report)
+
+
+def make_lane(*scripts: FakeScript, max_items: int = 16384, observer: Observer | None = None, **limits: Any) -> Lane:
+    engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
+    options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, space="s")
+    loop = asyncio.get_running_loop()
+    return Lane(
+        FakePipeline(scripts[0]), engines, options, threads=Inline(), observer=observer or Reports(), clock=loop.time
+    )
+
+
+def engine(lane: Lane, number: int = 0) -> FakeEngine:
+    found = lane.replicas[number].engine
+    assert isinstance(found, FakeEngine)
+    return found
+
+
+def context(seconds: float = 30.0, client: str = "c", traffic: TrafficClass | None = None) -> Context:
+    return Context(id="r", deadline=asyncio.get_running_loop().time() + seconds, client=client, traffic=traffic)
+
+
+def embed(*inputs: TextItem, normalize: bool = False, dimensions: int | None = None) -> Embed:
+    return Embed(model="m", inputs=list(inputs), normalize=normalize, dimensions=dimensions)
+
+
+def right(answer: Embedded, inputs: Sequence[TextItem], dimension: int = 32) -> bool:
+    """Whether each row is the vector of its own input."""
+    expected = np.stack([vector_of(tokens_of(item), dimension) for item in inputs])
+    return bool(np.array_equal(answer.vectors, expected))

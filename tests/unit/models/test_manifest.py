@@ -1,0 +1,158 @@
+"""Manifests: what they keep, and what they notice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.errors import ModelFileError
+from shoal.models.manifest import (
+    MANIFEST,
+    FileFacts,
+    Manifest,
+    Verdict,
+    check_files,
+    is_inside,
+    measure,
+    read_manifest,
+    sha256,
+    write_manifest,
+)
+from shoal.types import TextSpec
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "source" / "config.json").write_bytes(b"{}")
+    return tmp_path
+
+
+def manifest(files: dict[str, FileFacts], **changes: object) -> Manifest:
+    made = Manifest(
+        id="org/tiny",
+        address="hf:org/tiny",
+        source="hf:org/tiny",
+        revision="abc",
+        converter=1,
+        graph="model.onnx",
+        graph_source="built",
+        parameters=5,
+        text=TextSpec(
+            tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16, prompts={"q": "?"}
+        ),
+        verification=Verdict("agrees", 0.99999),
+        created=1_700_000_000,
+        files=files,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_manifest_round_trips(folder: Path) -> None:
+    """What is written is what is read, and it is JSON that people can read."""
+    written = manifest(measure(folder))
+    write_manifest(folder, written)
+    assert read_manifest(folder) == written
+    assert json.loads((folder / MANIFEST).read_text())["format"] == 1
+
+
+def test_measure_covers_every_file_but_the_manifest(folder: Path) -> None:
+    """All files are hashed, also those in folders; the manifest is not part of itself."""
+    write_manifest(folder, manifest({}))
+    facts = measure(folder)
+    assert facts.keys() == {"model.onnx", "source/config.json"}
+    assert facts["model.onnx"].sha256 == sha256(folder / "model.onnx")
+    assert facts["model.onnx"].size == 5
+
+
+def test_known_hashes_are_not_computed_again(folder: Path) -> None:
+    """A hash made while fetching is taken over."""
+    assert measure(folder, {"model.onnx": "known"})["model.onnx"].sha256 == "known"
+
+
+def test_untouched_files_are_trusted(folder: Path) -> None:
+    """Size and time suffice for the cheap check; equal content under a new time passes too."""
+    facts = manifest(measure(folder))
+    assert check_files(folder, facts) == []
+    os.utime(folder / "model.onnx", ns=(1, 1))
+    assert check_files(folder, facts) == []
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"grap", "4 bytes"), (b"hparg", "has changed"), (None, "missing")])
+def test_changed_files_are_named(folder: Path, content: bytes | None, said: str) -> None:
+    """A missing, shortened or rewritten file is found by the cheap check."""
+    facts = manifest(measure(folder))
+    path = folder / "model.onnx"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+    (line,) = check_files(folder, facts)
+    assert "model.onnx" in line
+    assert said in line
+
+
+def test_full_check_reads_everything(folder: Path) -> None:
+    """A file that was changed under its old size and time is found by the full check alone."""
+    facts = manifest(measure(folder))
+    path = folder / "model.onnx"
+    path.write_bytes(b"hparg")
+    os.utime(path, ns=(facts.files["model.onnx"].mtime,) * 2)
+    assert check_files(folder, facts) == []
+    assert len(check_files(folder, facts, full=True)) == 1
+
+
+def test_digest_follows_content(folder: Path) -> None:
+    """Equal files have one digest whenever they were written; other content or names have another."""
+    facts = measure(folder)
+    later = {name: msgspec.structs.replace(one, mtime=1) for name, one in facts.items()}
+    other = facts | {"model.onnx": msgspec.structs.replace(facts["model.onnx"], sha256="0" * 64)}
+    assert manifest(facts).digest == manifest(later).digest
+    assert len({manifest(facts).digest, manifest(other).digest, manifest({}).digest}) == 3
+    assert manifest(facts).size == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "is broken"),
+        ('{"format": 1}', "is broken"),
+        ('{"format": 99, "unheard": true}', "this Shoal reads 1"),
+    ],
+)
+def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, said: str) -> None:
+    """An absent, broken or newer manifest is refused with the next step."""
+    if text is not None:
+        (folder / MANIFEST).write_text(text)
+    with pytest.raises(ModelFileError) as caught:
+        read_manifest(folder)
+    assert said in caught.value.message
+    assert "pull the model again" in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
+def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, path: str) -> None:
+    """Paths of files, graph and tokenizer stay inside, or the manifest is refused."""
+    facts = FileFacts(sha256="", size=1, mtime=1)
+    spec = manifest({}).text
+    for hostile in (
+        manifest({path: facts}),
+        manifest({}, graph=path),
+        manifest({}, text=msgspec.structs.replace(spec, tokenizer=path)),
+    ):
+        write_manifest(folder, hostile)
+        with pytest.raises(ModelFileError, match="leads out"):
+            read_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/a", "a/..", "./a", "a\\b", "a\0", "a//../b"])
+def test_hostile_relative_paths(name: str) -> None:
+    """No form of a path that could leave its folder counts as inside."""
+    assert not is_inside(name)
+    assert is_inside("1_Pooling/config.json")

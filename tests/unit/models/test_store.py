@@ -1,0 +1,229 @@
+"""The store: whole entries, one worker a model, nothing outside of its folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.errors import Cancelled, SourceError
+from shoal.models.address import Address, parse_address
+from shoal.models.manifest import MANIFEST, Manifest, measure
+from shoal.models.progress import Stop
+from shoal.models.store import Store, Stored
+from shoal.types import TextSpec
+
+SPEC = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16)
+TINY = parse_address("org/tiny")
+
+
+def put(store: Store, address: Address, *, revision: str = "r1", content: bytes = b"graph", created: int = 1) -> Stored:
+    with store.working(address) as partial:
+        (partial / "model.onnx").write_bytes(content)
+        source = msgspec.structs.replace(address, revision=revision)
+        manifest = Manifest(
+            id=address.id,
+            address=str(address),
+            source=str(source),
+            revision=revision,
+            converter=1,
+            graph="model.onnx",
+            graph_source="built",
+            parameters=1,
+            text=SPEC,
+            created=created,
+            files=measure(partial),
+        )
+        return store.commit(partial, address, manifest)
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_what_is_put_is_found(store: Store) -> None:
+    """A committed entry is found by its address, with its graph in place and nothing half done beside it."""
+    stored = put(store, TINY)
+    assert store.find(TINY) == stored
+    assert store.entries() == [stored]
+    assert stored.graph.read_bytes() == b"graph"
+    assert stored.tokenizer == stored.path / "tokenizer.json"
+    assert not [name for name in everything(store.home) if "partial" in name]
+
+
+def test_an_empty_home_holds_nothing(tmp_path: Path) -> None:
+    """Reading a store that was never written answers nothing and creates nothing."""
+    store = Store(tmp_path / "home")
+    assert store.entries() == []
+    assert store.find(TINY) is None
+    assert not store.home.exists()
+
+
+def test_revisions_are_separate(store: Store) -> None:
+    """What was asked for by one revision does not answer for another, but does for the exact one that it led to."""
+    put(store, parse_address("org/tiny@v1"), revision="aaa")
+    assert store.find(TINY) is None
+    assert store.find(parse_address("org/tiny@v2")) is None
+    assert store.find(parse_address("org/tiny@v1"))
+    assert store.find(parse_address("org/tiny@aaa"))
+
+
+def test_models_do_not_share_folders(store: Store) -> None:
+    """Names that differ in their slash, scheme or path are different models."""
+    texts = ["org/tiny", "org--tiny", "org-/-tiny", "org_tiny", "pypi:tiny", "tiny", "file:/a/tiny", "file:/b/tiny"]
+    paths = {put(store, parse_address(text)).path for text in texts}
+    assert len(paths) == len({path.parent for path in paths}) == len(texts)
+
+
+def test_a_new_answer_replaces_the_old(store: Store) -> None:
+    """Pulling again leaves one entry an address, also when the content of the same revision changed."""
+    put(store, TINY, revision="r1")
+    put(store, TINY, revision="r1", content=b"other")
+    newest = put(store, TINY, revision="r2", created=2)
+    kept = put(store, parse_address("org/tiny@v1"), revision="r1", created=3)
+    assert store.entries() == [kept, newest]
+
+
+def test_a_folders_entry_answers_for_its_content_alone(store: Store) -> None:
+    """For file: the fingerprint decides, so that a changed folder is converted anew."""
+    before = msgspec.structs.replace(parse_address("file:/a/tiny"), revision="f1")
+    after = msgspec.structs.replace(before, revision="f2")
+    put(store, before, revision="f1")
+    assert store.find(before)
+    assert store.find(after) is None
+
+
+def test_damaged_entries_are_not_found(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """An entry whose file was cut is passed over, and the log says which file."""
+    stored = put(store, TINY)
+    stored.graph.write_bytes(b"g")
+    with caplog.at_level(logging.WARNING):
+        assert store.find(TINY) is None
+    assert "model.onnx has 1 bytes" in caplog.text
+
+
+def test_foreign_manifests_are_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """An entry of another format hides neither itself from the log nor its neighbours from the list."""
+    good = put(store, TINY)
+    bad = put(store, parse_address("org/other"))
+    (bad.path / MANIFEST).write_text('{"format": 99}')
+    assert store.entries() == [good]
+    assert "this Shoal reads 1" in caplog.text
+
+
+def test_failed_work_leaves_nothing(store: Store) -> None:
+    """An error while an entry is built removes what was built, and keeps the entry that was there."""
+    old = put(store, TINY)
+    with pytest.raises(ValueError, match="boom"), store.working(TINY) as partial:
+        (partial / "model.onnx").write_bytes(b"half")
+        raise ValueError("boom")
+    assert store.find(TINY) == old
+    with pytest.raises(ValueError, match="boom"), store.working(parse_address("org/new")):
+        raise ValueError("boom")
+    assert {path.name for path in (store.home / "models").iterdir()} == {"hf+org+tiny"}
+
+
+def test_leftovers_of_the_dead_are_removed(store: Store) -> None:
+    """What a killed process left half done goes as soon as the model is worked on again."""
+    left = store.home / "models" / "hf+org+tiny" / ".partial-dead"
+    left.mkdir(parents=True)
+    (left / "model.onnx").write_bytes(b"half")
+    put(store, TINY)
+    assert not left.exists()
+
+
+def test_one_worker_at_a_time(store: Store) -> None:
+    """A second worker waits for the first and then sees its result; another model is not waited for."""
+    order: list[str] = []
+    inside, release = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with store.working(TINY):
+            inside.set()
+            release.wait(10)
+            order.append("first done")
+
+    def second() -> None:
+        with store.working(TINY):
+            order.append("second in")
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    with store.working(parse_address("org/other")):
+        order.append("other in")
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["other in", "first done", "second in"]
+
+
+def test_waiting_can_be_stopped(store: Store) -> None:
+    """Who waits for another worker's lock gives up when told to."""
+    stop = Stop()
+    stop.set()
+    with store.working(TINY), pytest.raises(Cancelled), store.working(TINY, stop):
+        pytest.fail("two workers on one model")
+
+
+def test_remove_deletes_the_entry_alone(store: Store) -> None:
+    """A removed model is gone, its neighbours are not."""
+    stored, other = put(store, TINY), put(store, parse_address("org/other"))
+    store.remove(stored)
+    assert store.entries() == [other]
+    assert not stored.path.parent.exists()
+
+
+def test_remove_refuses_what_is_being_pulled(store: Store) -> None:
+    """A model that somebody works on stays."""
+    stored = put(store, TINY)
+    with store.working(TINY), pytest.raises(SourceError, match="being pulled"):
+        store.remove(stored)
+    assert store.find(TINY) == stored
+
+
+@pytest.mark.parametrize("path", ["../outside/x", "models/../../outside/x", "models/hf+org+tiny/..", "models/x", "/"])
+def test_remove_never_leaves_the_store(store: Store, path: str, tmp_path: Path) -> None:
+    """A path that is no entry of this store is refused, however it is written."""
+    stored = put(store, TINY)
+    (tmp_path / "outside" / "x").mkdir(parents=True)
+    before = everything(tmp_path)
+    with pytest.raises(SourceError, match="not a model of the store"):
+        store.remove(Stored(store.home / path, stored.manifest))
+    assert everything(tmp_path) == before
+
+
+def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
+    """A link in the store is neither listed nor followed when something is removed."""
+    stored = put(store, TINY)
+    outside = tmp_path / "outside"
+    stored.path.parent.rename(outside)
+    stored.path.parent.symlink_to(outside)
+    assert store.entries() == []
+    with pytest.raises(SourceError, match="through a link"):
+        store.remove(stored)
+    assert (outside / stored.path.name / "model.onnx").exists()
+
+
+def test_links_inside_an_entry_are_removed_as_links(store: Store, tmp_path: Path) -> None:
+    """Removing an entry that somebody put a link into leaves the link's target alone."""
+    stored = put(store, TINY)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("keep")
+    (stored.path / "link").symlink_to(precious)
+    store.remove(stored)
+    assert (precious / "file").read_text() == "keep"
+
+
+def test_a_store_that_cannot_be_written_can_be_read(store: Store) -> None:
+    """Finding a model writes nothing: a store on a read-only disk serves."""
+    stored = put(store, TINY)
+    before = {path: os.stat(path).st_mtime_ns for path in store.home.rglob("*")}
+    assert store.find(TINY) == stored
+    assert {path: os.stat(path).st_mtime_ns for path in store.home.rglob("*")} == before

@@ -1,0 +1,124 @@
+"""The layout that docs/design.md promises, read from the imports and names in src/shoal."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SOURCE = Path(shoal.__file__).parent
+FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
+
+LEAVES = {"errors", "types", "_version"}
+SEAMS = LEAVES | {"core.protocols"}
+# A package or module of the top level -> what it may import beside itself. `None`: everything.
+MAY_IMPORT: dict[str, set[str] | None] = {
+    "__init__": {"_version"},
+    "__main__": {"cli"},
+    "_version": set(),
+    "errors": set(),
+    "types": set(),
+    "settings": {"errors"},
+    "config": {"errors", "settings"},
+    "server": {"errors"},
+    "core": LEAVES,
+    "pipelines": SEAMS,
+    "backends": SEAMS | {"core.threads"},
+    "observability": SEAMS,
+    "models": SEAMS,
+    "surfaces": LEAVES | {"core"},
+    "web": LEAVES | {"core", "surfaces"},
+    "bench": LEAVES,
+    "cli": LEAVES | {"app", "bench", "config", "core", "models", "observability", "server", "settings"},
+    "asgi": LEAVES | {"app", "config", "server", "settings"},
+    "app": None,
+}
+LEAF_LIBRARIES = {"msgspec", "numpy"}
+BANNED = re.compile(r"handlers?|managers?|helpers?|services?|predictors?|executors?|utils?|commons?")
+WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+
+
+def name_of(path: Path) -> str:
+    """`core.planner` for src/shoal/core/planner.py; a package has the name of its folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it; `from shoal.core import x` is `shoal.core.x`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where a name comes from"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def internal(path: Path) -> set[str]:
+    """The names, below `shoal.`, of Shoal's own modules that a file imports."""
+    return {name.removeprefix("shoal.") for name in imports(path) if name.startswith("shoal.")}
+
+
+def allowed(name: str, own: str, may: set[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in may | {own})
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_follow_the_layers(path: Path) -> None:
+    """A module imports its own package and what its layer may know, at the top of the file or inside a function."""
+    own = name_of(path).partition(".")[0]
+    may = MAY_IMPORT[own]
+    if may is not None:
+        wrong = {name for name in internal(path) if not allowed(name, own, may | {"__version__"})}
+        assert not wrong, f"{name_of(path)} may not import {', '.join(sorted(wrong))}"
+
+
+def test_every_top_level_name_has_a_rule() -> None:
+    """A new package says where it stands before it is used, and no rule outlives its package."""
+    found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
+    assert found <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("name", sorted({"errors", "types"}))
+def test_leaves_import_little(name: str) -> None:
+    """errors and types know the standard library, msgspec and numpy, so that everything may import them."""
+    import sys
+
+    tops = {each.partition(".")[0] for each in imports(SOURCE / f"{name}.py")}
+    assert tops <= LEAF_LIBRARIES | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_names_are_words_of_the_domain(path: Path) -> None:
+    """No module or class has a name that says only that it does something."""
+    classes = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    for name in [path.stem, *path.relative_to(SOURCE).parts[:-1], *classes]:
+        for word in WORD.findall(name):
+            assert not BANNED.fullmatch(word.lower()), f"{name_of(path)}: {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_reads_the_environment_on_import(path: Path) -> None:
+    """Settings are read when Shoal starts; a module that reads them on import cannot be configured or tested."""
+    on_import = [node for node in ast.parse(path.read_text()).body if not _deferred(node)]
+    for node in (inner for each in on_import for inner in ast.walk(each)):
+        assert not (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}), f"{path}:{node.lineno}"
+
+
+def _deferred(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
+    """The checks above see an import inside a function and know it for what it is."""
+    file = tmp_path / "one.py"
+    file.write_text("def f():\n    from shoal.backends import fake\n")
+    assert internal(file) == {"backends.fake"}
+    assert not allowed("backends.fake", "surfaces", LEAVES | {"core"})
+    assert allowed("core.gateway", "surfaces", LEAVES | {"core"})
+    assert BANNED.fullmatch(WORD.findall("RequestHandler")[1].lower())

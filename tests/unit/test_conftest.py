@@ -1,0 +1,81 @@
+"""The rules that tests/conftest.py lays on every other test."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockingError
+
+RULES = Path(__file__).parents[1] / "conftest.py"
+ONE_SKIP = "import pytest\n\ndef test_one():\n    pytest.skip('no GPU')\n"
+ONE_XFAIL = "import pytest\n\n@pytest.mark.xfail\ndef test_one():\n    assert False\n"
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def ruled(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(RULES.read_text())
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    return pytester
+
+
+def test_a_skip_fails_in_ci(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CI=true a skipped test is a failed one, and the report keeps its reason."""
+    monkeypatch.setenv("CI", "true")
+    ruled.makepyfile(ONE_SKIP)
+    result = ruled.runpytest_inprocess()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*may not be skipped in CI: *no GPU*"])
+
+
+def test_a_skipped_module_fails_in_ci(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that skips itself while it is collected counts as well."""
+    monkeypatch.setenv("CI", "true")
+    ruled.makepyfile("import pytest\npytest.importorskip('no_such_module')\n")
+    ruled.runpytest_inprocess().assert_outcomes(errors=1)
+
+
+def test_a_skip_stays_one_elsewhere(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a developer's machine a skip is a skip."""
+    monkeypatch.delenv("CI", raising=False)
+    ruled.makepyfile(ONE_SKIP)
+    ruled.runpytest_inprocess().assert_outcomes(skipped=1)
+
+
+def test_an_expected_failure_is_no_skip(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xfail reports as skipped inside pytest, and stays allowed in CI."""
+    monkeypatch.setenv("CI", "true")
+    ruled.makepyfile(ONE_XFAIL)
+    ruled.runpytest_inprocess().assert_outcomes(xfailed=1)
+
+
+def test_settings_of_the_machine_are_gone(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees a SHOAL_ variable that it did not set itself."""
+    monkeypatch.setenv("SHOAL_PORT", "1")
+    ruled.makepyfile("import os\n\ndef test_one():\n    assert 'SHOAL_PORT' not in os.environ\n")
+    ruled.runpytest_inprocess().assert_outcomes(passed=1)
+    assert os.environ["SHOAL_PORT"] == "1"
+
+
+async def test_blocking_in_shoal_fails() -> None:
+    """Code that runs inside a module of Shoal may not sleep on the loop."""
+    code = compile("import time\ntime.sleep(0.001)\n", str(Path(_shoal_file()).with_name("errors.py")), "exec")
+    with pytest.raises(BlockingError):
+        exec(code, {"__name__": "shoal.errors"})
+
+
+async def test_blocking_in_a_test_is_its_own_affair() -> None:
+    """Only Shoal's frames are judged, so a test may prepare its files plainly."""
+    begun = time.monotonic()
+    time.sleep(0.001)  # noqa: ASYNC251
+    assert time.monotonic() > begun
+
+
+def _shoal_file() -> str:
+    import shoal
+
+    return str(shoal.__file__)

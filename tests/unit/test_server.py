@@ -1,0 +1,174 @@
+"""The HTTP server: binding, and the way down."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shoal.errors import SetupError
+from shoal.server import HttpServer, bind
+
+Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+class Gateway:
+    """What the server sees of the gateway."""
+
+    draining = False
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self._ready = ready
+
+    def ready(self) -> bool:
+        return self._ready
+
+
+@pytest.fixture
+def sockets() -> Iterator[list[socket.socket]]:
+    bound = bind("127.0.0.1", 0)
+    yield bound
+    for one in bound:
+        one.close()
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Running:
+    """A server in this loop; `stop` begins its way down."""
+
+    def __init__(self, asgi: Asgi, sockets: list[socket.socket], *, delay: float = 0.0, timeout: float = 5.0) -> None:
+        self.gateway = Gateway()
+        self.stop = asyncio.Event()
+        self.port = sockets[0].getsockname()[1]
+        server = HttpServer(asgi, sockets, drain_delay_s=delay, drain_timeout_s=timeout)
+        self.done = asyncio.create_task(server.run(self.gateway, self.stop))
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the loop turn until something that nothing announces has come true."""
+    while not true():  # noqa: ASYNC110 - uvicorn offers no event for it
+        await asyncio.sleep(0)
+
+
+async def head(reader: asyncio.StreamReader) -> bytes:
+    return (await reader.readuntil(b"\r\n\r\n")).lower()
+
+
+class TestBind:
+    def test_a_port_in_use_is_named_with_the_way_out(self, sockets: list[socket.socket]) -> None:
+        """The port and the flag are in the message."""
+        port = sockets[0].getsockname()[1]
+        with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 is in use: choose another with --port"):
+            bind("127.0.0.1", port)
+
+    def test_an_address_of_another_machine_is_named(self) -> None:
+        """192.0.2.0/24 belongs to nobody."""
+        with pytest.raises(SetupError, match=r"192\.0\.2\.1 is not an address of this machine"):
+            bind("192.0.2.1", 0)
+
+    def test_a_name_without_address_is_named(self) -> None:
+        """An empty label can be no host, so that nothing is looked up."""
+        with pytest.raises(SetupError, match="has no address here"):
+            bind("256.0.0.1.", 0)
+
+    def test_all_addresses_of_a_name_share_the_port(self) -> None:
+        """localhost is 127.0.0.1 and, where there is IPv6, ::1."""
+        bound = bind("localhost", 0)
+        try:
+            assert len({one.getsockname()[1] for one in bound}) == 1
+        finally:
+            for one in bound:
+                one.close()
+
+
+class TestRunning:
+    async def test_answers_carry_no_server_header(self, sockets: list[socket.socket]) -> None:
+        """What runs here is nobody's business; connections stay open."""
+        running = Running(answer, sockets)
+        reader, writer = await running.connect()
+        writer.write(REQUEST)
+        found = await head(reader)
+        assert found.startswith(b"http/1.1 200")
+        assert b"\r\nserver:" not in found
+        assert b"connection: close" not in found
+        writer.close()
+        running.stop.set()
+        await running.done
+
+    async def test_a_request_in_flight_is_answered(self, sockets: list[socket.socket]) -> None:
+        """It arrived before the signal, so it gets its answer after it."""
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            arrived.set()
+            await release.wait()
+            await answer(scope, receive, send)
+
+        running = Running(slow, sockets)
+        reader, writer = await running.connect()
+        writer.write(REQUEST)
+        await arrived.wait()
+        running.stop.set()
+        await until(lambda: sockets[0].fileno() == -1)  # it no longer listens
+        release.set()
+        assert (await head(reader)).startswith(b"http/1.1 200")
+        await running.done
+        assert running.gateway.draining
+        writer.close()
+
+    async def test_a_request_that_outlasts_the_drain_is_cancelled(self, sockets: list[socket.socket]) -> None:
+        """`drain_timeout_s` bounds the way down; the client learns that it may try again."""
+        arrived, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def endless(scope: Any, receive: Any, send: Any) -> None:
+            arrived.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        running = Running(endless, sockets, timeout=0.0)
+        reader, writer = await running.connect()
+        writer.write(REQUEST)
+        await arrived.wait()
+        running.stop.set()
+        await running.done
+        await cancelled.wait()
+        found = await head(reader)
+        assert found.startswith(b"http/1.1 503")
+        assert b"retry-after: 1" in found
+        writer.close()
+
+    async def test_it_goes_on_accepting_for_the_delay(self, sockets: list[socket.socket]) -> None:
+        """Load balancers need time to see that readiness is gone; their clients are asked to connect anew."""
+        running = Running(answer, sockets, delay=3600.0)
+        reader, writer = await running.connect()
+        running.stop.set()
+        await until(lambda: running.gateway.draining)
+        writer.write(REQUEST)
+        found = await head(reader)
+        assert found.startswith(b"http/1.1 200")
+        assert b"connection: close" in found
+        writer.close()
+        running.done.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running.done
+
+    async def test_a_server_that_was_never_ready_does_not_linger(self, sockets: list[socket.socket]) -> None:
+        """Nobody routes to it, so the delay would only make the failure slower."""
+        running = Running(answer, sockets, delay=3600.0)
+        running.gateway._ready = False
+        running.stop.set()
+        await running.done
