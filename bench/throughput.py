@@ -17,8 +17,8 @@ from shoal.bench.stats import latencies, median
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """
-One server with default settings; the engine alone runs the same ONNX file with the precision, streams and threads that
-the server states, token ids made beforehand, no HTTP, no tokenizer: its best rate over batch sizes at the texts' length.
+One server with default settings; the engine alone runs the same ONNX file with the precision, streams and threads
+that the server states, token ids made beforehand, no HTTP, no tokenizer: its best rate over batch sizes at that length.
 Both are measured in turn in every round on the same cores, the other one idle; medians over rounds. Load comes from wrk
 on the same cores, one thread, float answers, every text distinct and of exact length. `burst`: 1,000 connections send
 one text each at the same moment, against the engine's time for 1,000 texts and against one connection sending them one

@@ -131,7 +131,8 @@ async def test_request_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(None, 30.0), ("5", 5.0), ("0.5", 0.5), ("60", 30.0), ("nan", 30.0), ("-1", 30.0), ("x", 30.0)]
+    ("said", "seconds"),
+    [(None, 30.0), ("5", 5.0), ("0.5", 0.5), ("60", 30.0), ("nan", 30.0), ("-1", 30.0), ("x", 30.0)],
 )
 async def test_one_deadline(said: str | None, seconds: float) -> None:
     """The server's time, or the client's if it has less; counted from the request's arrival."""
@@ -345,9 +346,7 @@ async def test_client_leaves_a_stream() -> None:
     """The source of a stream is closed when its reader leaves, and nothing more is sent."""
     streamer = Streamer(fail=True)
     exchange = Exchange([b""])
-    request = asyncio.create_task(
-        streamer.app()(request_scope("GET", "/stream", {}), exchange.receive, exchange.send)
-    )
+    request = asyncio.create_task(streamer.app()(request_scope("GET", "/stream", {}), exchange.receive, exchange.send))
     await settled()
     assert len(exchange.messages) == 2
     exchange.leave()

@@ -189,7 +189,10 @@ async def test_decode() -> None:
     """One text a list of ids; a bare list of ids is one."""
     server = serve()
     assert (await server.call("POST", "/decode", {"ids": [101, 5]})).json() == ["101 5"]
-    assert (await server.call("POST", "/decode", {"ids": [[1], [2]], "skip_special_tokens": False})).json() == ["1", "2"]
+    assert (await server.call("POST", "/decode", {"ids": [[1], [2]], "skip_special_tokens": False})).json() == [
+        "1",
+        "2",
+    ]
     assert server.runner.decoded == [([[101, 5]], True), ([[1], [2]], False)]
 
 

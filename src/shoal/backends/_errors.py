@@ -15,7 +15,15 @@ MEANINGS: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tuple
     (
         InputRejected,
         (TypeError, ValueError),
-        ("shape", "dimension", "broadcast", "out of data bounds", "input data type", "element type", "invalid_argument"),
+        (
+            "shape",
+            "dimension",
+            "broadcast",
+            "out of data bounds",
+            "input data type",
+            "element type",
+            "invalid_argument",
+        ),
     ),
 )
 """Error, exception types that mean it, and words in a message that do: the engines raise RuntimeError for nearly all.
@@ -43,5 +51,8 @@ def engine_error(error: BaseException) -> BackendError:
 
 def essence(text: str) -> str:
     """An engine's message without the source files that it names, on one line."""
-    lines = (re.sub(r"(Caught )?[Ee]xception from \S+:\d+:|/\S+\.(?:h|cc|cpp|cuh):\d+", "", line) for line in text.split("\n"))
+    lines = (
+        re.sub(r"(Caught )?[Ee]xception from \S+:\d+:|/\S+\.(?:h|cc|cpp|cuh):\d+", "", line)
+        for line in text.split("\n")
+    )
     return " ".join(" ".join(lines).split())[:LONGEST]

@@ -7,6 +7,7 @@ linear in tokens without steps, so padding costs what it adds. A warmed shape ho
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,6 +53,11 @@ def shapes(lengths: Sequence[int], sizes: Sequence[int], max_tokens: int) -> lis
     return sorted((shape for shape in every if shape.tokens <= max_tokens), key=lambda shape: (shape.tokens, shape))
 
 
+def is_probe(shape: Shape) -> bool:
+    """Whether a shape is timed, not only warmed: some sizes at the powers of two among the lengths."""
+    return shape.size in PROBE_SIZES and shape.length.bit_count() == 1
+
+
 def fit_cost(samples: Sequence[tuple[int, float]]) -> CostModel:
     """Least squares of seconds over tokens, each sample weighted by 1 / seconds^2, so that small batches count as much
     as large ones. Neither part is ever negative; without samples it is CostModel's own guess."""
@@ -82,15 +88,15 @@ class WarmUp:
         self.cost = CostModel()
         self.done = 0
         self._limit = limit_s
-        self._probes = [s for s in plan if s.size in PROBE_SIZES and s.length & (s.length - 1) == 0]
-        self._rest = [s for s in plan if s not in set(self._probes)]
+        self._probes = deque(shape for shape in plan if is_probe(shape))
+        self._rest = deque(shape for shape in plan if not is_probe(shape))
         self._samples: list[tuple[int, float]] = []
 
     def next(self) -> Shape | None:
         """What to run now; None when all is warm."""
         for waiting in (self._probes, self._rest):
             while waiting:
-                shape = waiting.pop(0)
+                shape = waiting.popleft()
                 if not self._samples or self.cost.seconds(shape.tokens) <= self._limit:
                     return shape
         return None
@@ -101,7 +107,3 @@ class WarmUp:
         if len(seconds) > 1:
             self._samples.append((shape.tokens, min(seconds[1:])))
             self.cost = fit_cost(self._samples)
-
-    def repeats(self, shape: Shape) -> int:
-        """How often to run a shape: once warms it, a probe is timed twice more."""
-        return 3 if shape.size in PROBE_SIZES and shape.length & (shape.length - 1) == 0 else 1

@@ -49,7 +49,11 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._waiter
+        try:
+            return await self._waiter
+        except asyncio.CancelledError:
+            self.close()  # an answer is still on its way, and must not meet the next request
+            raise
 
     @property
     def open(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from shoal.core.intake import Intake, Outcome
-from shoal.core.isolation import Step, Trial, next_step
+from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.planner import Batch, Limits, Planner, Wait
@@ -338,8 +338,7 @@ class Lane:
             run.replica.shrink(sum(item.cost for item in run.items))
         if not items:
             return
-        attempts = max(item.attempts for item in items) + 1
-        step = next_step(error, len(items), run.trial, replica_ready=run.replica.engine.ready(), attempts=attempts)
+        step = next_step(error, len(items), run.trial, replica_ready=run.replica.engine.ready())
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
         self._apply(step, items, run.trial, error)
         self._wake()
@@ -351,12 +350,12 @@ class Lane:
             return
         now = self._clock()
         for item in items:
-            if step == "fail":
+            item.attempts += 1
+            if step == "fail" or (step == "retry" and item.attempts >= MAX_ATTEMPTS):
                 self._forget(item)
                 for pending, _ in item.waiters:
                     pending.fail(error)
                 continue
-            item.attempts += 1
             if step == "singles":
                 item.alone, item.traffic = True, "bulk"
             self._planner.add(item, now)

@@ -33,16 +33,16 @@ class Trial:
         return cls(2 * ceil(log2(items)) + 2 if items > 1 else 0)
 
 
-def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool, attempts: int) -> Step:
+def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool) -> Step:
     """The step after `items` items failed together with `error`.
 
     Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
     python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
     Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
-    replica says while it goes down, are retried whole.
+    replica says while it goes down, are retried, each item up to MAX_ATTEMPTS.
     """
     if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
-        return "retry" if attempts < MAX_ATTEMPTS else "fail"
+        return "retry"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:
         return "fail"
     if isinstance(error, OutOfMemory):

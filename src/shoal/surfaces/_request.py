@@ -59,7 +59,8 @@ class Request:
     """One HTTP request. `headers` has lower-case names; of a repeated header it holds the last.
 
     `body` is there before the endpoint is called, for methods that have one. `parameter` is the trailing path
-    parameter. `begun`: the head of a stream is on its way. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts.
+    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts. `begun`:
+    the head of a stream is out. `model`, `items` and `result` are the endpoint's to set, for the access log.
     """
 
     __slots__ = (

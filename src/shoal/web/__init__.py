@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ GUARDS: Headers = [
     (b"content-security-policy", POLICY),
     (b"referrer-policy", b"no-referrer"),
 ]
+BELOW = "-below.html"
 ONE_YEAR = b"public, max-age=31536000, immutable"
 
 NOT_BUILT = b"""<!doctype html>
@@ -41,7 +43,7 @@ NOT_BUILT = b"""<!doctype html>
 <meta charset="utf-8">
 <title>Shoal</title>
 <h1>Shoal is running</h1>
-<p>Its pages were not built. In the checkout, run <code>make web</code>, then start Shoal again.</p>
+<p>Its pages were not built. In the checkout, run <code>make web</code>, then reload this page.</p>
 <p>The API does not need them: it is described by <a href="./openapi.json">openapi.json</a>.</p>
 </html>
 """
@@ -70,52 +72,44 @@ class File:
 
 
 def read(dist: Path) -> dict[str, File]:
-    """Every page and asset under `dist` by its relative name; empty when nothing was built."""
-    paths = (path for path in sorted(dist.rglob("*")) if path.suffix in TYPES)
-    named = ((path.relative_to(dist).as_posix(), path.read_bytes()) for path in paths)
-    return {name: File.of(name, body) for name, body in named}
+    """Every page and asset under `dist` by its relative name; empty when nothing was built.
+
+    A page is there twice: the second is for its address with a trailing slash, where relative links start one level up.
+    """
+    files: dict[str, File] = {}
+    for path in sorted(dist.rglob("*")):
+        if path.suffix in TYPES:
+            name, body = path.relative_to(dist).as_posix(), path.read_bytes()
+            files[name] = File.of(name, body)
+            if path.suffix == ".html":
+                below = path.stem + BELOW
+                files[below] = File.of(below, body.replace(b"<head>", b'<head><base href="../">', 1))
+    return files
 
 
 class Pages:
-    """The surface for people: no key is asked for a page, because a page holds nothing that the sources do not."""
+    """The surface for people: no key is asked for a page, because a page holds nothing that the sources do not.
+
+    Files are read when the first page is asked for: most servers never show one.
+    """
 
     name = "pages"
 
     def __init__(self, dist: Path = DIST) -> None:
         self._dist = dist
+        self._files: dict[str, File] = {}
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        files = read(self._dist)
-
-        def page(path: str, name: str, summary: str) -> Operation:
-            lower = _one_level_down(files.get(name))
-
-            async def endpoint(request: Request) -> Reply:
-                file = lower if request.path != "/" and request.path.endswith("/") else files.get(name)
-                return (
-                    file.reply(request) if file else Reply(404, [(b"content-type", TYPES[".html"]), *GUARDS], NOT_BUILT)
-                )
-
-            return Operation(
-                method="GET",
-                path=path,
-                endpoint=endpoint,
-                summary=summary,
-                access="public",
-                response=str,
-                media_type="text/html",
-            )
-
         async def asset(request: Request) -> Reply:
-            file = files.get(f"assets/{request.parameter}")
+            file = await self._file(f"assets/{request.parameter}")
             if file is None:
                 raise RouteNotFound(f"No file {request.path}. Reload the page: it may be of another version.")
             return file.reply(request)
 
         return [
-            page("/", "index.html", "Start page"),
-            page("/docs", "docs.html", "Swagger UI"),
-            page("/explorer/", "docs.html", "Swagger UI"),
+            self._page("/", "index", "Start page"),
+            self._page("/docs", "docs", "Swagger UI"),
+            self._page("/explorer/", "docs", "Swagger UI"),
             Operation(
                 method="GET",
                 path="/assets/{name:path}",
@@ -126,14 +120,30 @@ class Pages:
             ),
         ]
 
+    def _page(self, path: str, name: str, summary: str) -> Operation:
+        async def endpoint(request: Request) -> Reply:
+            below = request.path != "/" and request.path.endswith("/")
+            file = await self._file(f"{name}{BELOW if below else '.html'}")
+            if file is None:
+                return Reply(404, [(b"content-type", TYPES[".html"]), *GUARDS], NOT_BUILT)
+            return file.reply(request)
+
+        return Operation(
+            method="GET",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            access="public",
+            response=str,
+            media_type="text/html",
+        )
+
+    async def _file(self, name: str) -> File | None:
+        if not self._files:
+            self._files = await asyncio.to_thread(read, self._dist)
+        return self._files.get(name)
+
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         status = _status.row(error).openai.status
         kind = {TEXT[0].decode(): TEXT[1].decode()}
         return status, kind | _status.headers(error, status), f"{error.message}\n".encode()
-
-
-def _one_level_down(file: File | None) -> File | None:
-    """The page for its address with a trailing slash: its relative links start one level up."""
-    if file is None:
-        return None
-    return File.of("below.html", file.body.replace(b"<head>", b'<head><base href="../">', 1))

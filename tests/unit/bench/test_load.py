@@ -98,6 +98,23 @@ async def test_a_lost_connection_is_counted_and_replaced() -> None:
     assert len(second.latency) == 1
 
 
+async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
+    """After a cancelled request the next one is answered by its own answer, on a new connection."""
+    texts, bodies = maker()
+    async with serving() as server:
+        pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
+        given_up = asyncio.create_task(pool.ask(bodies.request(texts.take(1))))
+        while server.connections == 0:
+            await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        server.head = b"HTTP/1.1 404 Not Found\r\n"
+        assert (await pool.ask(bodies.request(texts.take(1)))).status == 404
+        pool.close()
+    assert given_up.cancelled()
+    assert server.connections == 2
+
+
 async def test_the_body_is_kept_on_request() -> None:
     """Only a caller that asks pays for the body."""
     texts, bodies = maker()

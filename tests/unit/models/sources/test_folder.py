@@ -23,7 +23,7 @@ def test_a_folder_is_used_where_it_is(model_folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_fingerprint_follows_the_files(model_folder: Path) -> None:
-    """The same files have the same fingerprint; a touched, added or renamed file changes it, a hidden folder does not."""
+    """Equal files have one fingerprint; a touched, added or renamed file changes it, a hidden folder does not."""
     address = parse_address(f"file:{model_folder}")
     prints = [resolve(address).revision, resolve(address).revision]
     (model_folder / ".git").mkdir()

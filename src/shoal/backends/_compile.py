@@ -1,0 +1,175 @@
+"""From a graph's file to compiled OpenVINO models: quiet, in the precision asked for or found to agree."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.backends._options import Checked, EngineOptions, layout, usable_cores
+from shoal.backends._ports import Port, checked, least_cosine
+from shoal.errors import ConfigError, MissingExtra, ModelFileError
+from shoal.types import Array
+
+MIN_COSINE = 0.9999
+"""Least cosine of a bf16 row to its f32 row at which `auto` takes bf16."""
+
+WIDE_MOST_BYTES = 256 * 2**20
+"""Above this size of graph the wide lane's own copy of the weights costs more memory than a lone user's latency is
+worth."""
+
+KERNELS_KEPT = 100_000
+"""Kernels that each stream keeps: more than the buckets can ask for, so that none is ever made twice."""
+
+
+def runtime() -> Any:
+    """The `openvino` package. The only place where Shoal imports it.
+
+    Importing it sends an event to its vendor's analytics, from a child process, unless the package that sends is
+    absent; so that one is made absent first, and openvino uses the silent stand-in that it has for this case.
+
+    Raises MissingExtra.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError:
+        raise MissingExtra("the engine openvino", "local") from None
+    return openvino
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """`narrow` runs `streams` batches side by side; `wide`, if any, one on all `threads`."""
+
+    narrow: Any
+    wide: Any | None
+    ports: tuple[Port, ...]
+    outputs: tuple[str, ...]
+    precision: str
+    reason: str
+    checked: Checked | None
+    streams: int
+    threads: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`model` is the compiled one-stream model that the check left over, in the precision it chose."""
+
+    precision: str
+    reason: str
+    checked: Checked | None = None
+    model: Any | None = None
+
+
+def compile_graph(graph: Path, options: EngineOptions) -> Compiled:
+    """Read, check and compile; takes seconds of CPU.
+
+    Raises ModelFileError, ConfigError (bf16 on a processor without it), MissingExtra.
+    """
+    openvino = runtime()
+    core = openvino.Core()
+    try:
+        model = core.read_model(str(graph))
+        ports = tuple(_port(given) for given in model.inputs)
+        streams, threads = layout(options.streams, options.threads, usable_cores())
+        compiler = _Compiler(core, model, threads)
+        choice = _choose(compiler, ports, options)
+        one = choice.model
+        if streams > 1:
+            narrow = compiler.compile(choice.precision, streams)
+            wide = (one or compiler.compile(choice.precision, 1)) if _bytes(graph) <= WIDE_MOST_BYTES else None
+        else:
+            narrow, wide = one or compiler.compile(choice.precision, 1), None
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"OpenVINO cannot load this graph: {error}; convert the model again", file=graph.name
+        ) from error
+    return Compiled(
+        narrow=narrow,
+        wide=wide,
+        ports=ports,
+        outputs=tuple(output.get_any_name() for output in model.outputs),
+        precision=choice.precision,
+        reason=choice.reason,
+        checked=choice.checked,
+        streams=streams,
+        threads=threads,
+        version=openvino.__version__,
+    )
+
+
+class _Compiler:
+    """Models compiled by it share one copy of what the graph's file holds, but each packs its own weights."""
+
+    def __init__(self, core: Any, model: Any, threads: int) -> None:
+        self.core = core
+        self._model = model
+        self._threads = threads
+
+    def compile(self, precision: str, streams: int) -> Any:
+        settings = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "NUM_STREAMS": streams,
+            "INFERENCE_NUM_THREADS": self._threads,
+            # the event loop, the tokenizer and other models share the cores: a pinned thread cannot step aside
+            "ENABLE_CPU_PINNING": False,
+            "CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT,
+        }
+        return self.core.compile_model(self._model, "CPU", settings)
+
+
+def _choose(compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions) -> _Choice:
+    native = "BF16" in compiler.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if options.precision == "bf16" and not native:
+        raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
+    if options.precision != "auto":
+        return _Choice(options.precision, "as configured")
+    if not native:
+        return _Choice("f32", "the processor has no bf16 arithmetic")
+    if not options.samples:
+        return _Choice("f32", "no samples to check bf16 with")
+    key = _key(compiler.core)
+    if options.checked is not None and options.checked.key == key:
+        return _Choice(*_verdict(options.checked), options.checked)
+    models = {precision: compiler.compile(precision, 1) for precision in ("f32", "bf16")}
+    exact, fast = (_rows(model, ports, options) for model in models.values())
+    found = Checked(key, least_cosine(exact, fast))
+    precision, reason = _verdict(found)
+    return _Choice(precision, reason, found, models[precision])
+
+
+def _verdict(found: Checked) -> tuple[str, str]:
+    precision, sign = ("bf16", ">=") if found.min_cosine >= MIN_COSINE else ("f32", "<")
+    return precision, f"least cosine of bf16 to f32 {found.min_cosine:.6f} {sign} {MIN_COSINE}"
+
+
+def _key(core: Any) -> str:
+    versions = core.get_versions("CPU")["CPU"].build_number
+    arithmetic = ",".join(sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
+    return f"openvino {versions}; {core.get_property('CPU', 'FULL_DEVICE_NAME')}; {arithmetic}"
+
+
+def _rows(model: Any, ports: tuple[Port, ...], options: EngineOptions) -> list[Array]:
+    """Every matrix that the model answers for the samples (token outputs hold rows of padding and are left out)."""
+    request = model.create_infer_request()
+    rows: list[Array] = []
+    for sample in options.samples:
+        answers = request.infer(checked(sample, ports), share_inputs=True)
+        rows.extend(array.copy() for array in answers.values() if array.ndim == 2)
+    return rows
+
+
+def _port(given: Any) -> Port:
+    import numpy as np
+
+    shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in given.get_partial_shape())
+    return Port(given.get_any_name(), np.dtype(given.get_element_type().to_dtype()), shape)
+
+
+def _bytes(graph: Path) -> int:
+    """Size of a graph with the weights that lie beside it (`model.onnx_data`)."""
+    return sum(path.stat().st_size for path in graph.parent.glob(graph.name + "*"))

@@ -1,0 +1,259 @@
+"""Who may call what: every route without a key, keys, names that point at this machine, pages of other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from surface_kit import MODEL, Answer, request_scope, serve
+from surface_kit import Exchange as Exchanged
+
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import Operation
+from shoal.core.registry import Registry
+from shoal.errors import ConfigError, ShoalError
+from shoal.surfaces import Options, Reply, Request, build_app
+from shoal.surfaces.openai import render_error
+
+ASK = {"input": "ab", "model": MODEL}
+PUBLIC = {"/health", "/health/live", "/health/ready"}
+
+
+def test_public_routes_are_few() -> None:
+    """Nothing but health is open to the world, whatever is added."""
+    server = serve(metrics=lambda: b"")
+    public = {route.operation.path for route in server.app.routes.all if route.operation.access == "public"}
+    assert public == PUBLIC
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic a2V5"}])
+async def test_every_route_wants_a_key(headers: dict[str, str]) -> None:
+    """All routes of all surfaces answer 401 without a key, in their dialect, before they read a body."""
+    server = serve(metrics=lambda: b"", api_key=("key",))
+    walked = 0
+    for route in server.app.routes.all:
+        operation = route.operation
+        if operation.access == "public":
+            continue
+        path = operation.path.replace("{id:path}", MODEL)
+        for method in (operation.method, "HEAD") if operation.method == "GET" else (operation.method,):
+            exchange = Exchanged([b"{"])
+            scope = request_scope(method, path, {"host": "127.0.0.1", **headers})
+            await server.app(scope, exchange.receive, exchange.send)
+            answer = exchange.answer()
+            assert answer.status == 401, path
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert exchange.reads == 0
+            walked += 1
+    assert walked >= 15
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("authorization", "Bearer key"), ("authorization", "bearer  key "), ("x-api-key", "key"), ("api-key", "key")],
+)
+async def test_where_a_key_may_be(name: str, value: str) -> None:
+    """Bearer, and the two headers that other clients use."""
+    answer = await serve(api_key=("other", "key")).call("GET", "/v1/models", headers={name: value})
+    assert answer.status == 200
+
+
+async def test_unknown_key() -> None:
+    """OpenAI's 401 tells a missing key from a wrong one, and repeats neither."""
+    server = serve(api_key=("key",))
+    missing = await server.call("POST", "/v1/embeddings", ASK)
+    wrong = await server.call("POST", "/v1/embeddings", ASK, headers={"authorization": "Bearer sesame"})
+    for answer in (missing, wrong):
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+        assert b"sesame" not in answer.body
+    assert missing.body != wrong.body
+
+
+async def test_admin_key_opens_user_routes() -> None:
+    """Who may manage may also use."""
+    server = serve(api_key=("key",), admin_key=("root",))
+    assert (await server.call("GET", "/v1/models", headers={"authorization": "Bearer root"})).status == 200
+
+
+async def test_any_key_will_do_without_keys() -> None:
+    """Clients that always send a key work against a server that has none."""
+    headers = {"authorization": "Bearer whatever"}
+    assert (await serve().call("GET", "/v1/models", headers=headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("LOCALHOST", 200),
+        ("app.localhost", 200),
+        ("127.0.0.1:8080", 200),
+        ("127.9.9.9", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example:8080", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("", 403),
+    ],
+)
+async def test_names_that_point_here(host: str, status: int) -> None:
+    """Without keys on loopback, a Host that is not this machine is a page that rebound its name: refused."""
+    answer = await serve().call("POST", "/v1/embeddings", ASK, headers={"host": host})
+    assert answer.status == status
+    assert (await serve(api_key=("k",)).call("GET", "/health", headers={"host": host})).status == 200
+
+
+async def test_other_hosts_with_keys_or_a_public_address() -> None:
+    """The Host is not judged where a key is, or where the operator serves more than loopback."""
+    headers = {"host": "ai.example", "authorization": "Bearer k"}
+    assert (await serve(api_key=("k",)).call("GET", "/v1/models", headers=headers)).status == 200
+    assert (await serve(host="0.0.0.0").call("GET", "/v1/models", headers=headers)).status == 200
+
+
+class Managed:
+    """A surface with admin routes, which the others do not have yet."""
+
+    name = "managed"
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [
+            Operation(method="POST", path="/load", endpoint=self.done, summary="Load", access="admin"),
+            Operation(method="GET", path="/secrets", endpoint=self.done, summary="Show", access="admin"),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+    async def done(self, request: Request) -> Reply:
+        return Reply(200, [], request.client.encode())
+
+
+async def manage(
+    method: str = "POST", path: str = "/load", *, client: Any = ("127.0.0.1", 1), options: Any = None, **headers: str
+) -> Answer:
+    app = build_app(Gateway(Registry()), [Managed()], Options(**(options or {})))
+    exchange = Exchanged([b"{}"])
+    sent = {"host": "localhost:8080", "content-type": "application/json"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    scope = request_scope(method, path, {name: value for name, value in sent.items() if value != "-"}, client=client)
+    await app(scope, exchange.receive, exchange.send)
+    return exchange.answer()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"client": ("::1", 1)},
+        {"client": ("::ffff:127.0.0.1", 1)},
+        {"origin": "http://localhost:8080"},
+        {"sec_fetch_site": "same-origin"},
+        {"sec_fetch_site": "none"},
+        {"method": "GET", "path": "/secrets", "content_type": "-"},
+    ],
+)
+async def test_keyless_admin_from_this_machine(changed: dict[str, Any]) -> None:
+    """A program, or a page of this very server, may manage a server without keys."""
+    assert (await manage(**changed)).status == 200
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"client": ("10.0.0.7", 1)},
+        {"client": None},
+        {"client": ("not an address", 1)},
+        {"host": "evil.example"},
+        {"host": "-"},
+        {"forwarded": "for=1.2.3.4"},
+        {"x_forwarded_for": "1.2.3.4"},
+        {"x_real_ip": "1.2.3.4"},
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "null"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"content_type": "text/plain"},
+        {"content_type": "-"},
+        {"method": "GET", "path": "/secrets", "sec_fetch_site": "cross-site"},
+        {"options": {"host": "0.0.0.0"}, "client": ("192.168.0.2", 1)},
+    ],
+)
+async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
+    """Whatever another machine, a proxy or another site can send is refused."""
+    answer = await manage(**changed)
+    assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent", "status"),
+    [
+        ({"admin_key": ("root",)}, "root", 200),
+        ({"admin_key": ("root",)}, "-", 401),
+        ({"admin_key": ("root",)}, "wrong", 401),
+        ({"admin_key": ("root",), "api_key": ("key",)}, "key", 403),
+        ({"api_key": ("key",)}, "key", 200),
+        ({"api_key": ("key",)}, "-", 401),
+    ],
+)
+async def test_admin_keys(keys: dict[str, Any], sent: str, status: int) -> None:
+    """With an admin key only that one manages; with user keys alone, one of them and this machine."""
+    authorization = sent if sent == "-" else f"Bearer {sent}"
+    assert (await manage(options=keys, authorization=authorization)).status == status
+
+
+async def test_an_admin_key_works_from_anywhere() -> None:
+    """The rule about this machine is for servers without an admin key."""
+    options = {"admin_key": ("root",), "host": "0.0.0.0"}
+    answer = await manage(client=("10.0.0.7", 1), host="ai.example", options=options, x_api_key="root")
+    assert answer.status == 200
+
+
+ORIGIN = "https://app.example"
+PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST"}
+
+
+async def test_cors_is_off() -> None:
+    """Unless origins are listed, no reply says a word of CORS, and a preflight is a wrong method."""
+    server = serve()
+    answer = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": ORIGIN})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert (await server.call("OPTIONS", "/v1/embeddings", headers=PREFLIGHT)).status == 405
+
+
+async def test_cors_for_a_listed_origin() -> None:
+    """The exact origin comes back on answers and on errors, and the preflight allows what clients send."""
+    server = serve(cors_origins=(ORIGIN,), api_key=("k",))
+    preflight = await server.call("OPTIONS", "/v1/embeddings", headers=PREFLIGHT)
+    assert (preflight.status, preflight.body) == (204, b"")
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert preflight.headers["access-control-allow-methods"] == "POST"
+    allowed = preflight.headers["access-control-allow-headers"].split(", ")
+    assert {"authorization", "content-type", "x-stainless-lang", "x-stainless-retry-count"} <= set(allowed)
+    refused = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": ORIGIN})
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+    headers = {"origin": ORIGIN, "authorization": "Bearer k"}
+    answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
+    assert "x-shoal-space" in answer.headers["access-control-expose-headers"]
+    assert answer.headers["vary"] == "origin"
+
+
+@pytest.mark.parametrize("origin", ["https://app.example.evil", "http://app.example", "null", ""])
+async def test_cors_for_other_origins(origin: str) -> None:
+    """Nearly the listed origin is not the listed origin."""
+    server = serve(cors_origins=(ORIGIN,))
+    answer = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": origin})
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.headers["vary"] == "origin"
+    assert (await server.call("OPTIONS", "/v1/embeddings", headers={**PREFLIGHT, "origin": origin})).status == 405
+    assert (await server.call("OPTIONS", "/nowhere", headers=PREFLIGHT)).status == 404
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://*.example", "https://app.example/path"])
+def test_cors_takes_exact_origins(origin: str) -> None:
+    """A pattern that would never match, or match too much, is refused at the start."""
+    with pytest.raises(ConfigError, match="is not an origin"):
+        serve(cors_origins=(origin,))

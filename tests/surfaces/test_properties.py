@@ -1,0 +1,82 @@
+"""Whatever JSON, or whatever bytes, a client sends: an answer or a refusal in the dialect, never a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from surface_kit import MODEL, Answer, serve
+
+ROUTES = ["/v1/embeddings", "/embed", "/tokenize", "/decode", "/v1/embedding"]
+FIELDS = {
+    *("input", "inputs", "ids", "model", "encoding_format", "dimensions", "truncate", "truncation_direction"),
+    *("prompt_name", "normalize", "query", "add_special_tokens"),
+}
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.sampled_from([MODEL, "base64", "float", "left", "END"])
+)
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(), inner),
+    max_leaves=12,
+)
+plausible = st.fixed_dictionaries(
+    {"input": values, "inputs": values, "ids": values, "model": st.just(MODEL)},
+    optional={name: values for name in ("dimensions", "truncate", "normalize", "encoding_format")},
+)
+
+
+def post(path: str, body: bytes) -> Answer:
+    return asyncio.run(serve().call("POST", path, body=body, headers={"content-type": "application/json"}))
+
+
+def check(path: str, answer: Answer) -> None:
+    assert answer.status == 200 or 400 <= answer.status < 500
+    if answer.status == 200:
+        return
+    if path == "/v1/embeddings":
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    elif path == "/v1/embedding":
+        assert set(answer.json()) == {"msg"}
+    elif answer.headers["content-type"] == "application/json":
+        assert set(answer.json()) == {"error", "error_type"}
+    else:
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@settings(max_examples=150, deadline=None)
+@given(path=st.sampled_from(ROUTES), body=values | plausible | st.lists(st.fixed_dictionaries({"query": values})))
+@example(path="/v1/embeddings", body={"input": [[]], "model": MODEL})
+def test_any_json(path: str, body: Any) -> None:
+    """Arbitrary JSON is answered with 200 or a 4xx of the dialect."""
+    check(path, post(path, orjson.dumps(body)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(path=st.sampled_from(ROUTES), body=st.binary(max_size=64))
+def test_any_bytes(path: str, body: bytes) -> None:
+    """So are arbitrary bytes."""
+    check(path, post(path, body))
+
+
+texts = st.text(min_size=1, max_size=8)
+ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(inputs=texts | st.lists(texts, min_size=1, max_size=200) | ids | st.lists(ids, min_size=1, max_size=8))
+def test_every_legal_input_is_answered(inputs: Any) -> None:
+    """Every input that the dialect allows gives as many vectors as it holds, in order and in both encodings."""
+    count = 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
+    for encoding_format in ("float", "base64"):
+        body = {"input": inputs, "model": MODEL, "encoding_format": encoding_format}
+        data = post("/v1/embeddings", orjson.dumps(body)).json()["data"]
+        assert [each["index"] for each in data] == list(range(count))

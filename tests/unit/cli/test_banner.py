@@ -1,0 +1,81 @@
+"""The banner: what is served, said once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from shoal.cli.banner import lines, url
+from shoal.core.protocols import ModelFacts
+from shoal.core.registry import ModelCard
+from shoal.settings import Settings
+
+
+def card(name: str = "org/name", **changes: object) -> ModelCard:
+    facts = ModelFacts(
+        source="hf:org/name",
+        backend="openvino",
+        tasks=("embed",),
+        dimension=384,
+        max_input_tokens=256,
+        precision="bf16",
+        details={"threads": 2, "streams": 1},
+    )
+    fields = {"aliases": ("tiny",), "state": "ready", "created": 0, "facts": facts, "error": None}
+    return ModelCard(name=name, default_for=("embed",), **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def banner(settings: Settings, *cards: ModelCard) -> dict[str, str]:
+    return dict(lines(settings, 8080, cards))
+
+
+def test_a_model_is_described_by_its_facts() -> None:
+    """Dimension, tokens, precision, backend, threads and streams, other names, tasks."""
+    assert banner(Settings(), card())["model"] == (
+        "org/name  384 dimensions, 256 tokens, bf16 on openvino 2 threads x 1 streams, alias tiny, default for embed"
+    )
+
+
+def test_a_failed_model_says_why() -> None:
+    """It has no facts."""
+    found = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
+    assert found["model"] == "org/name  failed: no such folder"
+    assert "try" not in found
+
+
+def test_the_line_to_try_is_a_valid_command() -> None:
+    """A shell splits it into a POST of valid JSON to a model that embeds."""
+    words = shlex.split(banner(Settings(), card("a/b"))["try"])
+    assert words[:3] == ["curl", "-s", "http://127.0.0.1:8080/v1/embeddings"]
+    assert json.loads(words[-1])["model"] == "a/b"
+
+
+def test_keys_are_counted_and_never_shown() -> None:
+    """The line to try takes the key from the environment."""
+    settings = Settings(api_key=("s3cret",), host="0.0.0.0")
+    found = banner(settings, card())
+    assert found["auth"] == "on, 1 key"
+    assert "Bearer $SHOAL_API_KEY" in found["try"]
+    assert "s3cret" not in str(found)
+
+
+def test_an_open_server_is_said_loudly() -> None:
+    """Only --insecure leads here."""
+    assert banner(Settings(host="0.0.0.0", insecure=True))["auth"] == "OFF, and others can connect (--insecure)"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://localhost:80"),
+        ("::", "http://localhost:80"),
+        ("::1", "http://[::1]:80"),
+        ("box.example", "http://box.example:80"),
+    ],
+)
+def test_the_url_is_one_to_open(host: str, expected: str) -> None:
+    """Wildcard addresses are nothing that a browser can open."""
+    assert url(host, 80) == expected

@@ -1,0 +1,156 @@
+"""The command as a whole: names, versions, help, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import __version__, cli
+from shoal.cli import COMMANDS, app
+from shoal.settings import SETTINGS
+
+runner = CliRunner()
+
+HEAVY = ("openvino", "onnx", "onnxruntime", "numpy", "huggingface_hub", "tokenizers", "uvicorn", "starlette", "rich")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings file of the checkout and no variable of the developer takes part."""
+    monkeypatch.chdir(tmp_path)
+    for row in SETTINGS:
+        monkeypatch.delenv(row.env, raising=False)
+
+
+def test_version_names_what_decides_how_it_runs() -> None:
+    """Shoal, Python and the engines, one a line."""
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    lines = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert lines["shoal"] == __version__
+    assert {"python", "openvino", "onnxruntime", "tokenizers"} <= set(lines)
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    """`shoal --version` answers at once because only the command that runs is imported."""
+    code = f"import sys, shoal.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    """Each entry of the table resolves, and its help begins with what it does."""
+    result = runner.invoke(app, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert f"Usage: shoal {name}" in result.output or f"Usage: root {name}" in result.output
+
+
+def test_help_lists_the_commands() -> None:
+    """In the order of the table."""
+    result = runner.invoke(app, ["--help"])
+    places = [result.output.index(f"│ {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+
+
+def test_serve_has_a_flag_for_every_setting() -> None:
+    """Flag, variable and default of each row stand in the help."""
+    text = " ".join(runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output.split())
+    for row in SETTINGS:
+        assert f" {row.flag} " in text, row.name
+        assert f"(env {row.env}" in text, row.name
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    """Exit code 2, and the name is repeated."""
+    result = runner.invoke(app, ["sreve"])
+    assert result.exit_code == 2
+    assert "sreve" in result.output
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    """Exit code 2."""
+    assert runner.invoke(app, ["serve", "--prot", "80"]).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--port", "99999"], ["--precision", "fp8"], ["--max-batch-ms", "soon"]])
+def test_a_bad_value_of_a_flag_is_a_usage_error(arguments: list[str]) -> None:
+    """One line that names the flag and what would do; exit code 2."""
+    result = runner.invoke(app, ["config", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {arguments[0]}: must be ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_bad_variable_is_a_failure() -> None:
+    """The command line was right, so the exit code is 1; the variable is named."""
+    result = runner.invoke(app, ["config"], env={"SHOAL_PORT": "eighty"})
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: SHOAL_PORT: must be a whole number")
+
+
+def test_an_interrupt_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is no error of the program."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.config.load", interrupted)
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not raised on purpose is not dressed up as the user's mistake."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("shoal.config.load", broken)
+    assert isinstance(runner.invoke(app, ["config"]).exception, ZeroDivisionError)
+
+
+def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The console script and `python -m shoal` are the same."""
+    monkeypatch.setattr(sys, "argv", ["shoal", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"shoal {__version__}\n")
+
+
+class TestConfig:
+    def test_json_holds_values_and_sources(self, tmp_path: Path) -> None:
+        """The file of the folder takes part, flags win, keys are masked."""
+        (tmp_path / "shoal.toml").write_text('max_inputs = 7\nport = 1\n[models."m"]\nbackends = ["fake:"]\n')
+        result = runner.invoke(app, ["config", "--json", "--port", "2", "--api-key", "abc"], env={"SHOAL_STREAMS": "3"})
+        found = json.loads(result.stdout)
+        settings = found["settings"]
+        assert set(settings) == {row.name for row in SETTINGS}
+        assert settings["port"] == {"value": 2, "source": "--port"}
+        assert settings["max_inputs"] == {"value": 7, "source": str(tmp_path / "shoal.toml")}
+        assert settings["streams"] == {"value": 3, "source": "SHOAL_STREAMS"}
+        assert settings["api_key"] == {"value": ["****"], "source": "--api-key"}
+        assert found["models"]["value"] == ["m=fake:"]
+
+    def test_the_table_shows_every_setting(self, tmp_path: Path) -> None:
+        """Name, value and source, tables of models included."""
+        file = tmp_path / "other.toml"
+        file.write_text('[models."m"]\nbackends = ["fake:"]\nmax_batch_size = 9\n')
+        result = runner.invoke(app, ["config", "--config", str(file), "--no-truncate"], env={"COLUMNS": "300"})
+        rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()}
+        assert {row.name for row in SETTINGS} <= set(rows)
+        assert rows["truncate"] == ["false", "--no-truncate"]
+        assert rows['models."m".max_batch_size'] == ["9", str(file)]
+
+    def test_warnings_go_to_standard_error(self) -> None:
+        """Standard output stays what the reader asked for."""
+        result = runner.invoke(app, ["config", "--json"], env={"SHOAL_MAX_BATCHSIZE": "3"})
+        assert "warning: SHOAL_MAX_BATCHSIZE is not a setting" in result.stderr
+        json.loads(result.stdout)

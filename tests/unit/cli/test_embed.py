@@ -1,0 +1,170 @@
+"""`shoal embed`: in this process with the fake model, and against a small server."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shoal.backends.fake import vector_of, word_id
+from shoal.cli import app
+from shoal.settings import SETTINGS
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings file of the checkout and no variable of the developer takes part."""
+    monkeypatch.chdir(tmp_path)
+    for row in SETTINGS:
+        monkeypatch.delenv(row.env, raising=False)
+
+
+def expected(*words: str, dimension: int = 32) -> Any:
+    vector = vector_of([word_id(word) for word in words], dimension)
+    return vector / np.linalg.norm(vector)
+
+
+class Upstream(HTTPServer):
+    """Answers every text with its length, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+
+class _Reply(BaseHTTPRequestHandler):
+    server: Upstream
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers["authorization"])
+        refused = body.get("model") == "nobody"
+        vectors = [np.full(3, len(text), "<f4").tobytes() for text in body["input"]]
+        data = [{"index": place, "embedding": b64encode(vector).decode()} for place, vector in enumerate(vectors)]
+        answer = {"error": {"message": "no model nobody; known: all"}} if refused else {"data": data}
+        self.send_response(404 if refused else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    server = Upstream()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestHere:
+    def test_arguments_become_rows_of_json(self) -> None:
+        """One vector a text, in their order."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", "a b", "c"])
+        assert result.exit_code == 0, result.output
+        assert np.allclose(json.loads(result.stdout), [expected("a", "b"), expected("c")])
+
+    def test_standard_input_is_one_text_a_line(self, tmp_path: Path) -> None:
+        """The vectors also go to a file as NumPy reads them."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", "-o", "out.npy"], input="a b\nc\n")
+        assert (result.exit_code, result.stdout) == (0, "")
+        found = np.load(tmp_path / "out.npy", allow_pickle=False)
+        assert found.dtype == np.float32
+        assert np.allclose(found, [expected("a", "b"), expected("c")])
+
+    def test_more_texts_than_a_chunk_keep_their_order(self) -> None:
+        """The rows of several requests are joined in order."""
+        words = [f"w{number}" for number in range(1100)]
+        result = runner.invoke(app, ["embed", "--model", "fake:"], input="\n".join(words))
+        assert np.allclose(json.loads(result.stdout), [expected(word) for word in words])
+
+    def test_fields_of_the_request_are_passed_on(self, tmp_path: Path) -> None:
+        """`--dimensions` cuts; .json files hold what the terminal would show."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", "a", "--dimensions", "4", "-o", "out.json"])
+        assert result.exit_code == 0, result.output
+        assert len(json.loads((tmp_path / "out.json").read_text())[0]) == 4
+
+    def test_a_model_that_cannot_load_is_one_line(self, tmp_path: Path) -> None:
+        """Its error is the command's, exit code 1."""
+        result = runner.invoke(app, ["embed", "--model", f"file:{tmp_path}/nowhere", "a"])
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1].startswith("error: nowhere: ")
+
+    def test_a_wrong_address_is_a_usage_error(self) -> None:
+        """The grammar's own message, exit code 2."""
+        result = runner.invoke(app, ["embed", "--model", "hff:a/b", "a"])
+        assert result.exit_code == 2
+        assert "did you mean hf:?" in result.stderr
+
+    def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Empty input is said; a terminal is not waited for in silence."""
+        assert "standard input is empty" in runner.invoke(app, ["embed", "--model", "fake:"], input="").stderr
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        from shoal.cli.embed import _lines
+        from shoal.errors import ConfigError
+
+        monkeypatch.setattr("sys.stdin", Terminal())
+        with pytest.raises(ConfigError, match="pipe them in"):
+            _lines()
+
+    def test_only_known_kinds_of_files(self) -> None:
+        """Found before any work is done."""
+        result = runner.invoke(app, ["embed", "a", "-o", "out.csv"])
+        assert result.exit_code == 2
+        assert "name a .npy or a .json file" in result.stderr
+
+    def test_a_file_that_cannot_be_written(self) -> None:
+        """One line with the reason."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", "a", "-o", "no/such/folder.npy"])
+        assert result.exit_code == 1
+        assert "cannot be written: No such file or directory" in result.stderr
+
+
+class TestThere:
+    def test_a_server_is_asked(self, upstream: Upstream) -> None:
+        """With the key of the settings, in chunks, floats as base64."""
+        place = f"http://127.0.0.1:{upstream.server_port}/"
+        texts = ["x" * (1 + number % 7) for number in range(700)]
+        arguments = ["embed", "--url", place, "--model", "m", "--input-type", "query"]
+        result = runner.invoke(app, arguments, input="\n".join(texts), env={"SHOAL_API_KEY": "k1,k2"})
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout) == [[len(text)] * 3 for text in texts]
+        assert upstream.keys == ["Bearer k1"] * 2
+        assert [len(body["input"]) for body in upstream.asked] == [512, 188]
+        assert upstream.asked[0]["model"] == "m"
+        assert upstream.asked[0]["input_type"] == "query"
+        assert "dimensions" not in upstream.asked[0]
+
+    def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
+        """Status and message, exit code 1."""
+        place = f"http://127.0.0.1:{upstream.server_port}"
+        result = runner.invoke(app, ["embed", "--url", place, "--model", "nobody", "a"])
+        assert result.exit_code == 1
+        assert "answered 404: no model nobody; known: all" in result.stderr
+
+    def test_nothing_listens(self, upstream: Upstream) -> None:
+        """The next step is in the line."""
+        result = runner.invoke(app, ["embed", "--url", "http://127.0.0.1:1", "a"])
+        assert result.exit_code == 1
+        assert "is `shoal serve` running there?" in result.stderr

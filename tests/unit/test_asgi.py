@@ -1,0 +1,100 @@
+"""`shoal.asgi:app`: the lifespan, and who is answered without keys."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.asgi import _FromEnvironment, local_only
+from shoal.settings import SETTINGS
+
+
+class Call:
+    """One ASGI call and what was sent."""
+
+    def __init__(self, **scope: Any) -> None:
+        self.scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/health/live",
+            "headers": [],
+            "query_string": b"",
+        } | scope
+        self.received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    def begin(self, asgi: Any) -> asyncio.Task[None]:
+        return asyncio.ensure_future(asgi(self.scope, self.received.get, self.sent.put))
+
+    async def status(self, asgi: Any) -> int:
+        self.received.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+        await self.begin(asgi)
+        return int(self.sent.get_nowait()["status"])
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings file of the checkout and no variable of the developer takes part."""
+    monkeypatch.chdir(tmp_path)
+    for row in SETTINGS:
+        monkeypatch.delenv(row.env, raising=False)
+
+
+async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between start and shutdown it answers; before and after it is no application."""
+    monkeypatch.setenv("SHOAL_MODELS", "fake:")
+    asgi = _FromEnvironment()
+    with pytest.raises(RuntimeError, match="lifespan"):
+        await Call().status(asgi)
+    life = Call(type="lifespan")
+    living = life.begin(asgi)
+    life.received.put_nowait({"type": "lifespan.startup"})
+    assert (await life.sent.get())["type"] == "lifespan.startup.complete"
+    assert await Call(server=("127.0.0.1", 80), client=("127.0.0.1", 5)).status(asgi) == 200
+    life.received.put_nowait({"type": "lifespan.shutdown"})
+    assert (await life.sent.get())["type"] == "lifespan.shutdown.complete"
+    await living
+
+
+async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server shows the message; nothing was started."""
+    monkeypatch.setenv("SHOAL_PORT", "eighty")
+    life = Call(type="lifespan")
+    life.received.put_nowait({"type": "lifespan.startup"})
+    await life.begin(_FromEnvironment())
+    sent = life.sent.get_nowait()
+    assert sent["type"] == "lifespan.startup.failed"
+    assert "SHOAL_PORT" in sent["message"]
+
+
+@pytest.mark.parametrize(
+    ("server", "status"),
+    [
+        (("127.0.0.1", 80), 200),
+        (("::1", 80), 200),
+        (("/run/shoal.sock", None), 200),
+        (None, 200),
+        (("10.1.2.3", 80), 403),
+        (("fe80::1", 80), 403),
+    ],
+)
+async def test_without_keys_only_loopback_is_answered(server: tuple[str, int | None] | None, status: int) -> None:
+    """The address on which the connection arrived decides; a server that tells none is an in-process client."""
+
+    async def open_to_all(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    assert await Call(server=server).status(local_only(open_to_all)) == status
+
+
+def test_importing_it_reads_and_starts_nothing() -> None:
+    """A broken environment does not matter before the lifespan."""
+    environment = {"SHOAL_PORT": "eighty", "SHOAL_CONFIG": "/nowhere.toml"}
+    code = "import shoal.asgi, sys; assert 'openvino' not in sys.modules and 'shoal.app' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
