@@ -92,6 +92,7 @@ async def scenario(server: Server, name: str, rate: float, seconds: float) -> di
         "bulk_kept": round(shared_rate / solo_rate, 3),
         "interactive_errors": sum(beside.errors.values()),
         "bulk_refused": sum(bulk_beside.errors.values()),
+        "errors": {"interactive": dict(beside.errors), "bulk": dict(bulk_beside.errors)},
     }
 
 
@@ -117,7 +118,8 @@ def main() -> None:
             for number in range(arguments.rounds):
                 with phase(f"{name}: round {number + 1}"):
                     rounds.append(asyncio.run(scenario(server, name, arguments.rate, arguments.seconds)))
-            results[name] = {key: round(median(one[key] for one in rounds), 3) for key in rounds[0]}
+            numbers = [key for key, value in rounds[0].items() if not isinstance(value, dict)]
+            results[name] = {key: round(median(one[key] for one in rounds), 3) for key in numbers}
             results[name]["rounds"] = rounds
             print(name, json.dumps({key: value for key, value in results[name].items() if key != "rounds"}))
     write("fairness", METHOD, results)

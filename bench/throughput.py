@@ -18,12 +18,14 @@ from shoal.bench.texts import Bodies, Texts
 
 METHOD = """
 One server with default settings; the engine alone runs the same ONNX file with the precision, streams and threads
-that the server states, token ids made beforehand, no HTTP, no tokenizer: its best rate over batch sizes at that length.
+that the server uses, token ids made beforehand, no HTTP, no tokenizer: its best rate over batch sizes at the length
+that the server pads these texts to (`engine`) and at their own (`engine, unpadded`).
 Both are measured in turn in every round on the same cores, the other one idle; medians over rounds. Load comes from wrk
 on the same cores, one thread, float answers, every text distinct and of exact length. `burst`: 1,000 connections send
 one text each at the same moment, against the engine's time for 1,000 texts and against one connection sending them one
 after the other. `lone`: p50 of one connection, one text at a time, minus the engine's own p50 for one text in the same
-stream configuration; `one stream` is the same with streams=1. `first minute`: a fresh server under an open loop of
+stream configuration, and the engine's on one stream with all threads beside it; `lone, one stream`: a server with
+streams=1. `first minute`: a fresh server under an open loop of
 mixed lengths from the moment it is ready; p99 of that minute against a later window.
 """
 CLIENTS = (1, 16, 64)
@@ -38,16 +40,18 @@ def throughput(server: Server, raw: Raw, tokens: int, arguments: Any) -> dict[st
     wrk(server, tokens, 64, 1)  # caches, branch predictors, the server's own cost model
     for number in range(arguments.rounds):
         with phase(f"{tokens} tokens: round {number + 1}"):
-            engine = raw.best(tokens, arguments.seconds)
-            one: dict[str, float] = {"engine": engine["texts_per_s"]}
+            engine = raw.best(raw.padded(tokens), arguments.seconds)
+            exact = raw.best(tokens, arguments.seconds / 2)
+            one: dict[str, float] = {"engine": engine["texts_per_s"], "engine, unpadded": exact["texts_per_s"]}
             for clients in CLIENTS:
                 ran = wrk(server, tokens, clients, arguments.seconds)
                 one[f"{clients} clients"] = ran["per_s"]
                 details[f"{clients} clients, round {number + 1}"] = ran
             one["64 clients / engine"] = one["64 clients"] / one["engine"]
+            one["64 clients / engine, unpadded"] = one["64 clients"] / one["engine, unpadded"]
             rounds.append(one)
             details[f"engine, round {number + 1}"] = engine
-    return {"texts_per_s": medians(rounds), "rounds": rounds, "runs": details}
+    return {"padded_to": raw.padded(tokens), "texts_per_s": medians(rounds), "rounds": rounds, "runs": details}
 
 
 def bodies_for(server: Server) -> Bodies:
@@ -86,7 +90,7 @@ def bursts(server: Server, raw: Raw, tokens: int, arguments: Any) -> dict[str, f
     rounds = []
     for _ in range(arguments.rounds):
         together = asyncio.run(concurrent(server, tokens))
-        engine = BURST / raw.best(tokens, 1.5)["texts_per_s"]
+        engine = BURST / raw.best(raw.padded(tokens), 1.5)["texts_per_s"]
         alone = sum(asyncio.run(in_a_row(server, tokens, BURST)))
         rounds.append(
             {
@@ -101,12 +105,21 @@ def bursts(server: Server, raw: Raw, tokens: int, arguments: Any) -> dict[str, f
 
 
 def lone(server: Server, raw: Raw, tokens: int, arguments: Any) -> dict[str, float]:
-    """Milliseconds: the same moment's engine p50, a lone client's p50, and the difference."""
+    """Milliseconds: the engine's p50 in the server's streams and on one stream, a lone client's, what it adds."""
     rounds = []
     for _ in range(arguments.rounds):
-        engine = raw.lone_ms(tokens, min(2.0, arguments.seconds))
+        engine = raw.lone_ms(raw.padded(tokens), min(2.0, arguments.seconds))
+        one_stream = raw.lone_ms(raw.padded(tokens), min(2.0, arguments.seconds), one_stream=True)
         client = median(asyncio.run(in_a_row(server, tokens, 400))) * 1000
-        rounds.append({"engine_p50_ms": engine, "client_p50_ms": client, "added_ms": client - engine})
+        rounds.append(
+            {
+                "engine_p50_ms": engine,
+                "engine_one_stream_p50_ms": one_stream,
+                "client_p50_ms": client,
+                "added_ms": client - engine,
+                "added_to_one_stream_ms": client - one_stream,
+            }
+        )
     return medians(rounds)
 
 
@@ -152,15 +165,15 @@ def main() -> None:
     arguments = options.parse_args()
     results: dict[str, Any] = {}
     with Server(arguments.model) as server:
-        entry = stored(arguments.model)
-        results["tokens_checked"] = check_lengths(entry.tokenizer, {*LENGTHS, *MIXED})
-        results["served"] = server.card()
         if arguments.early:
             with phase("first minute"):
                 results["first minute"] = asyncio.run(first_minute(server, arguments))
             print(json.dumps(results["first minute"]))
         server.settle()
-        raw = Raw(entry.graph, server.card())
+        results["served"] = server.card()
+        entry = stored(arguments.model)
+        results["tokens_checked"] = check_lengths(entry.tokenizer, {*LENGTHS, *MIXED})
+        raw = Raw(entry, server.card()["precision"])
         results["engine"] = raw.facts
         for tokens in LENGTHS:
             found = throughput(server, raw, tokens, arguments)
@@ -171,13 +184,11 @@ def main() -> None:
             results["burst"] = {f"{tokens} tokens": bursts(server, raw, tokens, arguments) for tokens in LENGTHS}
             results["lone"] = {f"{tokens} tokens": lone(server, raw, tokens, arguments) for tokens in LENGTHS}
         print(json.dumps({name: results[name] for name in ("burst", "lone")}))
-        raw.close()
     with phase("lone client, one stream"), Server(arguments.model, streams=1) as server:
         server.settle()
-        raw = Raw(entry.graph, server.card())
+        raw = Raw(entry, server.card()["precision"], streams=1)
         asyncio.run(warm_up(server))
         results["lone, one stream"] = {f"{tokens} tokens": lone(server, raw, tokens, arguments) for tokens in LENGTHS}
-        raw.close()
     print(json.dumps(results["lone, one stream"]))
     write("throughput", METHOD, results)
 

@@ -7,12 +7,14 @@ goes down before connections are refused, and a clash of ports that shows before
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from shoal import config
+from shoal.app import open_app
 from shoal.errors import ShoalError
 from shoal.server import Asgi, Receive, Scope, Send
 
@@ -34,12 +36,10 @@ class _FromEnvironment:
             await self._asgi(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        from shoal.app import open_app
-
         await receive()
         async with AsyncExitStack() as stack:
             try:
-                loaded = config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
+                loaded = await asyncio.to_thread(_load)
                 app = await stack.enter_async_context(open_app(loaded, loaded.served))
             except ShoalError as error:
                 await send({"type": "lifespan.startup.failed", "message": error.message})
@@ -51,6 +51,10 @@ class _FromEnvironment:
             await receive()
             app.gateway.draining = True
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _load() -> config.Loaded:
+    return config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
 
 
 def _protected(loaded: config.Loaded) -> bool:

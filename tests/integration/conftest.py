@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
+
+from tests.integration.server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
 
 
 @pytest.fixture

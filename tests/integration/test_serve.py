@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from server_kit import Processes, Server, ShoalServer, wait_until
+
+from tests.integration.server_kit import Processes, Server, ShoalServer, wait_until
 
 BODY = {"model": "fake", "input": "Hello"}
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]

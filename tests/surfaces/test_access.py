@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from surface_kit import MODEL, Answer, request_scope, serve
-from surface_kit import Exchange as Exchanged
 
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
@@ -15,6 +13,8 @@ from shoal.core.registry import Registry
 from shoal.errors import ConfigError, ShoalError
 from shoal.surfaces import Options, Reply, Request, build_app
 from shoal.surfaces.openai import render_error
+from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
+from tests.surfaces.surface_kit import Exchange as Exchanged
 
 ASK = {"input": "ab", "model": MODEL}
 PUBLIC = {"/health", "/health/live", "/health/ready"}

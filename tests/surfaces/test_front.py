@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 import pytest
-from surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
@@ -19,6 +18,7 @@ from shoal.core.registry import Registry
 from shoal.errors import ShoalError
 from shoal.surfaces import Front, Options, Reply, Request, build_app
 from shoal.surfaces._watch import PATIENCE_S
+from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
 ASK = {"input": "ab", "model": MODEL}
 EMBEDDERS: list[tuple[str, Any]] = [

@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from surface_kit import MODEL, Answer, serve
+
+from tests.surfaces.surface_kit import MODEL, Answer, serve
 
 ROUTES = ["/v1/embeddings", "/embed", "/tokenize", "/decode", "/v1/embedding"]
 FIELDS = {
@@ -30,7 +31,7 @@ values = st.recursive(
 )
 plausible = st.fixed_dictionaries(
     {"input": values, "inputs": values, "ids": values, "model": st.just(MODEL)},
-    optional={name: values for name in ("dimensions", "truncate", "normalize", "encoding_format")},
+    optional=dict.fromkeys(("dimensions", "truncate", "normalize", "encoding_format"), values),
 )
 
 

@@ -15,7 +15,7 @@ ENGINES = {
     "openvino": "shoal.backends.openvino:open",
     "onnxruntime": "shoal.backends.onnx:open",
 }
-"""Engine name to its "module:open", in the order that `auto` tries them; the name is also the package's that it needs."""
+"""Engine name, which is also the package that it needs, to its "module:open"; `auto` tries them in this order."""
 
 EXTRAS = {"openvino": "local", "onnxruntime": "ort"}
 

@@ -50,6 +50,8 @@ class LocalEngine:
         self._warm = warm
         self._ends = tuple(ends)
         self._calls = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
         self._last = 0.0
         self._closed = False
         self._warming: asyncio.Task[None] | None = None
@@ -71,12 +73,15 @@ class LocalEngine:
             if output not in self._facts.outputs:
                 raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self._facts.outputs)}")
         self._calls += 1
+        self._unused.clear()
         try:
             slots = await self._choose(next(iter(feeds.values())).shape[0])
             return await slots.run(feeds, outputs, deadline)
         finally:
             self._calls -= 1
             self._last = time.monotonic()
+            if not self._calls:
+                self._unused.set()
 
     async def _choose(self, size: int) -> Slots:
         if self._wide is None or size > SOLO_ITEMS or self._calls > 1:
@@ -91,6 +96,7 @@ class LocalEngine:
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.wait((self._warming,))
+        await self._unused.wait()
         for slots in self._lanes():
             await slots.drained()
             slots.clear()

@@ -44,7 +44,7 @@ class EngineOptions:
     max_length: int = 512
     samples: Sequence[Tensors] = ()
     checked: Checked | None = None
-    warm_up_s: float = 1.5
+    warm_up_s: float = 1.0
 
 
 def layout(streams: int, threads: int, cores: int) -> tuple[int, int]:

@@ -54,6 +54,8 @@ class Slots:
         Raises DeadlineExceeded as soon as the deadline passes, while the worker stays taken until it is done, and what
         `engine_error` makes of the worker's own errors. Cancelling waits until the worker is free of the batch.
         """
+        if deadline <= time.monotonic():
+            raise DeadlineExceeded(LATE)
         worker = await self._take(deadline)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outputs | BackendError] = loop.create_future()
@@ -63,7 +65,7 @@ class Slots:
             self._put(worker)
             raise engine_error(error) from error
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 outcome = await asyncio.shield(done)
         except TimeoutError:
             worker.abort()
@@ -89,7 +91,7 @@ class Slots:
             worker = self._free.get_nowait()
         except asyncio.QueueEmpty:
             try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                async with asyncio.timeout(deadline - time.monotonic()):
                     worker = await self._free.get()
             except TimeoutError:
                 raise DeadlineExceeded(LATE) from None
@@ -118,7 +120,7 @@ def _wake(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
 
 
 async def _uncancelled(done: asyncio.Future[Outputs | BackendError]) -> None:
-    """Wait for `done` through further cancellations: the caller is being cancelled already, and the slot is not free."""
+    """Wait for `done` through further cancellations: the caller is cancelled already, and the slot is not free yet."""
     while not done.done():
         try:
             await asyncio.wait((done,))

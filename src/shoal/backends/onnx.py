@@ -23,11 +23,9 @@ from shoal.backends._slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
 
-GPU_SLOTS = 2
-"""One batch that runs and one whose copy to the device overlaps with it."""
-
-MOST_SLOTS = 2
-"""All slots share one set of threads; a second keeps it busy while results are handed over, a third only waits."""
+SLOTS = 2
+"""All share one device or one set of threads: a second keeps it busy while results are handed over or copied, a third
+would only wait."""
 
 TYPES = {
     "tensor(int64)": np.int64,
@@ -43,16 +41,15 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     """Load a graph and time it. The contract is `shoal.backends.Open`'s."""
     if options.precision == "bf16":
         raise ConfigError("onnxruntime runs f32 only; use precision f32, or --engine openvino", param="precision")
-    streams, threads = layout(options.streams or min(usable_cores(), MOST_SLOTS), options.threads, usable_cores())
+    slots, threads = layout(options.streams or SLOTS, options.threads, usable_cores())
     session, device, version = await asyncio.to_thread(_load, graph, threads)
-    slots = streams if device == "cpu" else options.streams or GPU_SLOTS
     ports = tuple(_port(given, graph) for given in session.get_inputs())
     facts = EngineFacts(
         name=name,
         inputs=tuple(port.name for port in ports),
         outputs=tuple(output.name for output in session.get_outputs()),
         slots=slots,
-        parallel=1 if device == "cuda" else 0,
+        parallel=1,
         max_batch_size=options.max_batch_size,
         max_batch_tokens=options.max_batch_tokens,
         details={"engine": f"onnxruntime {version}", "device": device, "streams": slots, "threads": threads},

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -18,6 +19,7 @@ from shoal.config import Loaded
 from shoal.errors import ConfigError, SetupError, TransportFailed
 
 if TYPE_CHECKING:
+    from shoal.app import App
     from shoal.types import Vectors
 
 # Enough for full batches on every stream, and small enough that a server's limits never matter.
@@ -55,7 +57,10 @@ def embed(
         key = loaded.settings.api_key[0] if loaded.settings.api_key else None
         vectors = _remote(url.rstrip("/"), key, given, {"model": model, **wishes})
     else:
-        vectors = asyncio.run(_local(loaded, model, given, wishes))
+        from shoal.app import open_app
+
+        opening = open_app(loaded, (model,) if model else loaded.served[:1])
+        vectors = asyncio.run(_local(opening, given, wishes))
     _write(vectors, output)
 
 
@@ -68,13 +73,12 @@ def _lines() -> list[str]:
     return found
 
 
-async def _local(loaded: Loaded, model: str, texts: Sequence[str], wishes: _Wishes) -> Vectors:
+async def _local(opening: AbstractAsyncContextManager[App], texts: Sequence[str], wishes: _Wishes) -> Vectors:
     import numpy as np
 
-    from shoal.app import open_app
     from shoal.types import Context, Embed
 
-    async with open_app(loaded, (model,) if model else loaded.served[:1]) as app:
+    async with opening as app:
         await app.wait_loaded()
         failed = [card for card in app.gateway.models() if card.state == "failed"]
         if failed:

@@ -184,7 +184,7 @@ def _details(stored: Stored) -> dict[str, Any]:
         "similarity": text.similarity,
         "prompts": text.prompts,
         "default_prompt_name": text.default_prompt_name,
-        "graph": f"{manifest.graph} ({manifest.graph_source})",
+        "graph": f"{manifest.graph}, {manifest.conversion}",
         "verified": manifest.verification.text if manifest.verification else None,
         "files": sorted(manifest.files),
     }

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from shoal.cli._options import with_settings
 from shoal.cli.banner import announce, url
 from shoal.config import Loaded, check_bind
 from shoal.errors import SetupError
+from shoal.settings import Settings
 
 if TYPE_CHECKING:
     from shoal.app import App
@@ -46,26 +48,28 @@ def serve(
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
         stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
+        port = sockets[0].getsockname()[1]
+        _log.info("listening on %s, loading models", url(settings.host, port))
+        # Only now: a port in use or a wrong setting is told before the parts that take time to import.
+        from shoal.app import open_app
+
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(loaded, sockets))
+        runner.run(_serve(open_app(loaded, loaded.served), loaded.settings, sockets))
 
 
-async def _serve(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
+async def _serve(
+    opening: AbstractAsyncContextManager[App], settings: Settings, sockets: Sequence[socket.socket]
+) -> None:
     """Until a signal, or until it is clear that no model can be served: that raises SetupError."""
     from shoal.server import HttpServer, stop_signals
 
-    settings = loaded.settings
-    port = sockets[0].getsockname()[1]
-    _log.info("listening on %s, loading models", url(settings.host, port))
     stop = asyncio.Event()
     with stop_signals(stop):
-        from shoal.app import open_app
-
-        async with open_app(loaded, loaded.served) as app:
+        async with opening as app:
             server = HttpServer(
                 app.asgi, sockets, drain_delay_s=settings.drain_delay_s, drain_timeout_s=settings.drain_timeout_s
             )
-            loading = asyncio.create_task(_announce(app, loaded, port))
+            loading = asyncio.create_task(_announce(app, settings, sockets[0].getsockname()[1]))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
             try:
                 await server.run(app.gateway, stop)
@@ -75,7 +79,7 @@ async def _serve(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
                 await loading
 
 
-async def _announce(app: App, loaded: Loaded, port: int) -> None:
+async def _announce(app: App, settings: Settings, port: int) -> None:
     """Say what is served, once that is known. Raises SetupError when it is nothing."""
     await app.wait_loaded()
     cards = app.gateway.models()
@@ -84,4 +88,4 @@ async def _announce(app: App, loaded: Loaded, port: int) -> None:
         raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed) or "there is no model to serve")
     for card in failed:
         _log.error("%s cannot be served: %s", card.name, card.error)
-    announce(loaded.settings, port, cards)
+    announce(settings, port, cards)

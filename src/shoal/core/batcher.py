@@ -338,7 +338,8 @@ class Lane:
             run.replica.shrink(sum(item.cost for item in run.items))
         if not items:
             return
-        step = next_step(error, len(items), run.trial, replica_ready=run.replica.engine.ready())
+        # What counts is how many ran together: the culprit may be one whose caller has left meanwhile.
+        step = next_step(error, len(run.items), run.trial, replica_ready=run.replica.engine.ready())
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
         self._apply(step, items, run.trial, error)
         self._wake()
@@ -346,7 +347,7 @@ class Lane:
     def _apply(self, step: Step, items: list[Item], trial: Trial, error: ShoalError) -> None:
         if step == "halve":
             middle = len(items) // 2
-            self._parts.extend((_Part(items[:middle], trial), _Part(items[middle:], trial)))
+            self._parts.extend(_Part(part, trial) for part in (items[:middle], items[middle:]) if part)
             return
         now = self._clock()
         for item in items:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -27,17 +27,18 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The outcome of comparing a converted model with a second path; `cosine` is the worst one seen."""
+    """The outcome of comparing a converted model with a second path, in words; `min_cosine` is the worst row's."""
 
     text: str
-    cosine: float | None = None
+    min_cosine: float
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
-    Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped". Paths (`graph`, those in
+    Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped", `conversion` says more
+    of it in words. `verification` None: not compared with a second path yet. Paths (`graph`, those in
     `text` and `files`) are relative to the model's folder. `created`: unix seconds. `files`: all but this manifest.
     """
 
@@ -49,6 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     converter: int
     graph: str
     graph_source: str
+    conversion: str
     parameters: int
     text: TextSpec
     verification: Verdict | None = None
@@ -140,14 +142,7 @@ def sha256(path: Path) -> str:
 
 def is_inside(name: str) -> bool:
     """Whether a relative path with forward slashes stays in its folder, whatever system reads it."""
-    path = PurePosixPath(name)
-    return (
-        bool(path.parts)
-        and not path.is_absolute()
-        and not ({"..", "."} & set(name.split("/")))
-        and "\\" not in name
-        and "\0" not in name
-    )
+    return not {"", ".", ".."} & set(name.split("/")) and "\\" not in name and "\0" not in name
 
 
 def _walk(folder: Path) -> Iterator[Path]:

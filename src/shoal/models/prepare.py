@@ -20,11 +20,12 @@ from shoal.models.store import Store, Stored
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
+    from shoal.models.verify import Run
 
 _SOURCE = "source"
 
-Verify: TypeAlias = "Callable[[Path, Converted], Verdict]"
-"""Compares what was converted into a folder with a second path; raises VerificationFailed when they disagree."""
+OpenGraph: TypeAlias = "Callable[[Path], Run]"
+"""Opens a graph's file on an engine, in f32, to be run a few times."""
 
 
 def prepare(
@@ -32,7 +33,7 @@ def prepare(
     *,
     store: Store,
     access: Access | None = None,
-    verify: Verify | None = None,
+    engine: OpenGraph | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
     refresh: bool = False,
@@ -40,7 +41,8 @@ def prepare(
     """Answer the model of a local address, ready to run.
 
     What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
-    same. Blocks, for minutes when there is much to fetch. Raises SourceError, AddressError, ModelFileError,
+    same. With an `engine` the graph is compared with a second path before it is stored, and a model that was stored
+    without is converted again. Blocks, for minutes when there is much to fetch. Raises SourceError, AddressError, ModelFileError,
     VerificationFailed, MissingExtra (each with the next step) or Cancelled; the store is then as it was.
     """
     progress, stop = progress or Progress(), stop or Stop()
@@ -48,17 +50,21 @@ def prepare(
         raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
     if address.scheme == "file":
         address = resolve(address)
-    if not refresh and (ready := _ready(store, address)):
+    if not refresh and (ready := _ready(store, address, engine)):
         return ready
     try:
         with store.working(address, stop) as partial:
             # Another process may have brought it while this one waited for its turn.
-            if not refresh and (ready := _ready(store, address)):
+            if not refresh and (ready := _ready(store, address, engine)):
                 return ready
             fetched = None if refresh else _kept(store, address, partial / _SOURCE)
             if fetched is None:
                 fetched = fetch(address, partial / _SOURCE, access=access, progress=progress, stop=stop)
-            return store.commit(partial, address, _build(address, fetched, partial, verify, _Steps(progress, stop)))
+            steps = _Steps(progress, stop)
+            converted, verdict = _convert(fetched, partial, engine, steps)
+            stop.check()
+            manifest = _describe(address, fetched, partial, converted=converted, verdict=verdict)
+            return store.commit(partial, address, manifest)
     except OSError as error:
         raise disk_error(error, str(address)) from error
 
@@ -74,9 +80,11 @@ class _Steps:
         self._progress.worked(stage, fraction)
 
 
-def _ready(store: Store, address: Address) -> Stored | None:
+def _ready(store: Store, address: Address, engine: OpenGraph | None) -> Stored | None:
     stored = store.find(address)
-    return stored if stored and stored.manifest.converter == CONVERTER else None
+    if stored is None or stored.manifest.converter != CONVERTER:
+        return None
+    return stored if engine is None or stored.manifest.verification else None
 
 
 def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
@@ -92,32 +100,45 @@ def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
         for name, facts in stored.manifest.files.items()
         if name.startswith(prefix)
     }
-    return Fetched(into, parse_address(stored.manifest.source), stored.manifest.revision, hashes)
+    return Fetched(into, parse_address(stored.manifest.source), hashes)
 
 
-def _build(address: Address, fetched: Fetched, target: Path, verify: Verify | None, steps: _Steps) -> Manifest:
-    """Convert and verify the files, and describe the outcome."""
-    from shoal.models.convert import convert
+def _convert(
+    fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps
+) -> tuple[Converted, Verdict | None]:
+    from shoal.models.convert import convert, convert_checked
 
-    converted = convert(fetched.folder, target, progress=steps)
-    tokenizer = target / converted.spec.tokenizer
-    if not tokenizer.exists():
-        shutil.copyfile(fetched.folder / converted.spec.tokenizer, tokenizer)
-    verdict = verify(target, converted) if verify else None
-    steps("hashing", 0.0)
-    files = measure(target, {f"{_SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
-    steps("hashing", 1.0)
+    if engine is None:
+        return convert(fetched.folder, target, progress=steps), None
+
+    from shoal.models.verify import Verification, require, verify
+
+    def check(converted: Converted) -> Verification:
+        steps("verify", 0.0)
+        run = engine(target / converted.graph)
+        found = require(verify(fetched.folder, converted.contract, target, converted.spec, run))
+        steps("verify", 1.0)
+        return found
+
+    converted, found = convert_checked(fetched.folder, target, check, progress=steps)
+    return converted, Verdict(found.text, found.min_cosine)
+
+
+def _describe(
+    address: Address, fetched: Fetched, target: Path, *, converted: Converted, verdict: Verdict | None
+) -> Manifest:
     return Manifest(
         id=address.id,
         address=str(address),
         source=str(fetched.address),
-        revision=fetched.revision,
+        revision=fetched.address.revision,
         converter=CONVERTER,
         graph=converted.graph,
         graph_source=converted.source,
+        conversion=converted.text,
         parameters=converted.parameters,
         text=converted.spec,
         verification=verdict,
         created=int(time.time()),
-        files=files,
+        files=measure(target, {f"{_SOURCE}/{name}": digest for name, digest in fetched.hashes.items()}),
     )

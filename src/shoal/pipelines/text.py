@@ -42,7 +42,8 @@ class TextPipeline:
 
     Every item needs the output `spec.pooled` alone and may share an engine call with every other: cutting to
     `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's precision.
-    `param` of an error names a field of Embed. Raises ModelFileError when the tokenizer or the spec cannot be used.
+    `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
+    spec cannot be used.
     """
 
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
@@ -177,7 +178,7 @@ class TextPipeline:
             Exception
         ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
             if len(texts) == 1:
-                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="inputs")]
+                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
             return [self._fit([t], [d])[0] for t, d in zip(texts, directions, strict=True)]
 
     def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Prepared | ShoalError:
@@ -185,7 +186,7 @@ class TextPipeline:
             return fitted
         ids, skip = fitted.ids, asked.skip
         if not ids:
-            return EmptyInput("the model's tokenizer makes no token of this text", param="inputs")
+            return EmptyInput("the model's tokenizer makes no token of this text", param="input")
         truncated = fitted.total > len(ids)
         if truncated:
             if not asked.truncate:
@@ -201,13 +202,13 @@ class TextPipeline:
                 f"{asked.added} puts a prompt before a text; token ids are used as they are given", param=asked.added
             )
         if not ids:
-            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="inputs")
+            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             bad = next(i for i in ids if not 0 <= i < self._vocab_size)
             return InvalidValue(
                 f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). LangChain's "
                 "OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text",
-                param="inputs",
+                param="input",
             )
         limit = self.spec.max_tokens
         truncated = len(ids) > limit
@@ -236,7 +237,7 @@ class TextPipeline:
         return TooLong(
             f"the input has {amount} tokens, the model takes at most {self.spec.max_tokens}; "
             "shorten it or send truncate=true",
-            param="inputs",
+            param="input",
         )
 
 

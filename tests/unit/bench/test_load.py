@@ -20,12 +20,14 @@ class Server:
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.connections = 0
+        self.connected = asyncio.Event()
         self.head = b"HTTP/1.1 200 OK\r\nx-shoal-batch-size: 7\r\nx-shoal-queue-ms: 1.5\r\n"
         self.drop = False
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.connected.set()
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -104,8 +106,7 @@ async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
     async with serving() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         given_up = asyncio.create_task(pool.ask(bodies.request(texts.take(1))))
-        while server.connections == 0:
-            await asyncio.sleep(0)
+        await server.connected.wait()
         given_up.cancel()
         await asyncio.wait([given_up])
         server.head = b"HTTP/1.1 404 Not Found\r\n"

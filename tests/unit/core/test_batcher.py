@@ -222,6 +222,23 @@ def test_many_poisoned_items_fall_back_to_single_calls(virtual: Run[None]) -> No
     virtual(main)
 
 
+def test_neighbour_of_a_culprit_that_left_is_unharmed(virtual: Run[None]) -> None:
+    """The caller of the poisoned item leaves while the batch runs: the one that stays is tried again, not blamed."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
+        await until(lambda: bool(engine(lane).running))
+        calls = [asyncio.create_task(lane.run(embed(text), context())) for text in ("poison-item", "innocent")]
+        await blocker
+        await until(lambda: bool(engine(lane).running))
+        calls[0].cancel()
+        assert right(await calls[1], ["innocent"])
+        assert list(engine(lane).batches)[1:] == [(2, 1), (1, 1)]
+
+    virtual(main)
+
+
 def test_nan_row_fails_its_request_only(virtual: Run[None]) -> None:
     """A row of NaN is that caller's error."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
-import types
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -211,11 +209,19 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def convert(folder: Path, target: Path, *, progress: Callable[[str, float], None] | None = None) -> SimpleNamespace:
         seen.append(folder)
         (target / "model.onnx").write_bytes(b"graph of " + (folder / "model.safetensors").read_bytes())
+        (target / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
         if progress:
-            progress("building the graph", 1.0)
-        return SimpleNamespace(spec=SPEC, graph="model.onnx", source="built", parameters=2560)
+            progress("convert", 1.0)
+        return SimpleNamespace(
+            spec=SPEC, graph="model.onnx", source="built", parameters=2560, text="built by a test", contract=None
+        )
 
-    module = types.ModuleType("shoal.models.convert")
-    module.convert = convert  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shoal.models.convert", module)
+    def convert_checked(
+        folder: Path, target: Path, check: Callable[[Any], Any], *, progress: Callable[[str, float], None] | None = None
+    ) -> tuple[SimpleNamespace, Any]:
+        converted = convert(folder, target, progress=progress)
+        return converted, check(converted)
+
+    monkeypatch.setattr("shoal.models.convert.convert", convert)
+    monkeypatch.setattr("shoal.models.convert.convert_checked", convert_checked)
     return seen

@@ -42,6 +42,7 @@ def manifest(files: dict[str, FileFacts], **changes: object) -> Manifest:
         converter=1,
         graph="model.onnx",
         graph_source="built",
+        conversion="built",
         parameters=5,
         text=TextSpec(
             tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16, prompts={"q": "?"}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +19,8 @@ from shoal.models.prepare import prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access
 from shoal.models.store import Store
+from shoal.models.verify import Verification
+from shoal.types import TextSpec
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import Hub, Recorder
@@ -45,7 +45,7 @@ def test_a_model_is_fetched_converted_and_stored(
     assert stored.tokenizer.read_bytes() == b'{"version": "1.0"}'
     assert "source/1_Pooling/config.json" in manifest.files
     assert check_files(stored.path, manifest, full=True) == []
-    assert ("building the graph", 1.0) in recorder.steps
+    assert ("convert", 1.0) in recorder.steps
 
 
 def test_what_is_stored_needs_no_network(hub: Hub, store: Store, conversions: list[Path]) -> None:
@@ -116,27 +116,54 @@ def test_a_folder_is_converted_once_for_its_content(local: Address, store: Store
     assert store.entries() == [second]
 
 
-def test_the_verdict_is_recorded(local: Address, store: Store, conversions: list[Path]) -> None:
-    """Verification sees the converted files before they are stored, and its outcome is kept."""
-    seen: list[bool] = []
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Replace the comparison by one that answers what this list says, a verdict a call."""
+    coming: list[bool] = []
 
-    def verify(folder: Path, converted: Any) -> Verdict:
-        seen.append((folder / converted.graph).is_file() and (folder / converted.spec.tokenizer).is_file())
-        return Verdict("agrees", 0.999999)
+    def verify(source: Path, contract: object, target: Path, spec: TextSpec, run: Any) -> Verification:
+        assert run == (target / "model.onnx").read_bytes()
+        assert (target / spec.tokenizer).is_file()
+        assert (source / "config.json").is_file()
+        return Verification(
+            passed=coming.pop(0), min_cosine=0.999999, max_abs_diff=1e-6, method="reference", text="as it should be"
+        )
 
-    stored = prepare(local, store=store, verify=verify)
-    assert seen == [True]
-    assert stored.manifest.verification == Verdict("agrees", 0.999999)
+    monkeypatch.setattr("shoal.models.verify.verify", verify)
+    return coming
 
 
-def test_a_model_that_fails_verification_is_not_stored(local: Address, store: Store, conversions: list[Path]) -> None:
+def open_graph(path: Path) -> Any:
+    """Stands for an engine: what it opened is the file's content."""
+    return path.read_bytes()
+
+
+def test_the_verdict_is_recorded(local: Address, store: Store, conversions: list[Path], verdicts: list[bool]) -> None:
+    """Verification sees the converted files before they are stored, once, and its outcome is kept."""
+    verdicts.append(True)
+    stored = prepare(local, store=store, engine=open_graph)
+    assert stored.manifest.verification == Verdict("as it should be", 0.999999)
+    assert prepare(local, store=store, engine=open_graph) == stored
+
+
+def test_what_was_pulled_unverified_is_verified_later(
+    hub: Hub, store: Store, conversions: list[Path], verdicts: list[bool]
+) -> None:
+    """A model that was stored without an engine is verified with the first one, without network."""
+    assert prepare(TINY, store=store, access=Access(hub=hub.url)).manifest.verification is None
+    verdicts.append(True)
+    stored = prepare(TINY, store=store, access=Access(offline=True), engine=open_graph)
+    assert stored.manifest.verification is not None
+    assert store.entries() == [stored]
+
+
+def test_a_model_that_fails_verification_is_not_stored(
+    local: Address, store: Store, conversions: list[Path], verdicts: list[bool]
+) -> None:
     """What disagrees with its second path never reaches the store."""
-
-    def verify(folder: Path, converted: Any) -> Verdict:
-        raise VerificationFailed("cosine 0.2")
-
+    verdicts.append(False)
     with pytest.raises(VerificationFailed):
-        prepare(local, store=store, verify=verify)
+        prepare(local, store=store, engine=open_graph)
     assert store.entries() == []
 
 
@@ -181,7 +208,7 @@ def test_errors_of_the_disk(
     def convert(folder: Path, target: Path, *, progress: object) -> object:
         raise OSError(code, os.strerror(code), str(target))
 
-    monkeypatch.setitem(sys.modules, "shoal.models.convert", SimpleNamespace(convert=convert))  # type: ignore[misc]
+    monkeypatch.setattr("shoal.models.convert.convert", convert)
     with pytest.raises(SourceError, match=said):
         prepare(local, store=store)
 

@@ -33,6 +33,7 @@ def put(store: Store, address: Address, *, revision: str = "r1", content: bytes 
             converter=1,
             graph="model.onnx",
             graph_source="built",
+            conversion="built",
             parameters=1,
             text=SPEC,
             created=created,

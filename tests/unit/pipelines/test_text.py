@@ -262,7 +262,7 @@ class TestTokenIds:
         """The message names the id, the range and the usual cause."""
         error = fault(pipeline, [5, bad, -2])
         assert isinstance(error, InvalidValue)
-        assert error.param == "inputs"
+        assert error.param == "input"
         assert f"token id {bad} is outside" in error.message
         assert "check_embedding_ctx_length" in error.message
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, TextTokenizer
+from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
 from shoal.types import Direction
 from tests.unit.pipelines import tiny_tokenizers
 
@@ -135,6 +135,15 @@ def test_a_text_that_gives_few_tokens_is_read_further(pairs: dict[str, Pair]) ->
     assert ours.fit([text[::-1]], ["left"], 8)[0].ids == truncated(raw, text[::-1], 8, "left")
 
 
+def test_a_long_text_of_few_tokens_is_not_truncated(pairs: dict[str, Pair]) -> None:
+    """Characters that the normalizer drops do not count: the text is whole, and known to be."""
+    ours, _ = pairs["wordpiece"]
+    text = "the fox " * 3 + "\u200b" * 70 + " dog " + "\x00" * 500
+    fitted = ours.fit([text], ["right"], 12)[0]
+    assert (fitted.total, fitted.exact) == (len(fitted.ids), True)
+    assert fitted.ids == ours.encode([text])[0]
+
+
 def test_the_files_own_padding_and_truncation_are_off(pairs: dict[str, Pair]) -> None:
     """A tokenizer.json that pads to 9 and truncates to 7 gives unpadded, whole texts."""
     for ours, _ in pairs.values():
@@ -222,6 +231,35 @@ def test_a_tokenizer_that_makes_nothing_of_words_is_refused(tmp_path: Path) -> N
     raw.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelFileError, match="special tokens"):
         TextTokenizer(tmp_path, "tokenizer.json")
+
+
+def test_a_tokenizer_without_an_unknown_token_is_read_whole(tmp_path: Path) -> None:
+    """Probes that it cannot read are no reason to refuse it, only not to cut."""
+    raw = Tokenizer(models.WordLevel({"the": 0, "fox": 1}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.save(str(tmp_path / "tokenizer.json"))
+    text = "the fox " * 100
+    ours = TextTokenizer(tmp_path, "tokenizer.json")
+    assert ours.piece(text, "right", 64) is text
+    assert ours.fit([text], ["left"], 3)[0] == Fitted([1, 0, 1], 200, True)
+
+
+def test_a_tokenizer_without_a_pre_tokenizer_is_read_whole(tmp_path: Path) -> None:
+    """Nothing parts the words, so none is known to be on its own."""
+    raw = tiny_tokenizers.unigram()
+    raw.pre_tokenizer = None
+    raw.save(str(tmp_path / "tokenizer.json"))
+    text = "the fox " * 100
+    assert TextTokenizer(tmp_path, "tokenizer.json").piece(text, "right", 64) is text
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_a_search_for_a_space_gives_up(pairs: dict[str, Pair], direction: Direction) -> None:
+    """A sea of spaces is not searched one by one: the next piece is larger, and in the end the text is whole."""
+    ours, _ = pairs["byte_bpe"]
+    sea = "fox" + " " * 100_000 + "fox"
+    assert ours.piece(sea, direction, 64) is sea
+    assert ours.piece("x" * 5_000, direction, 64) == "x" * 5_000
 
 
 def test_an_added_token_with_a_space_forbids_cutting(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def decode() -> _wire.Decoder[Outer]:
 
 def test_known_fields(decode: _wire.Decoder[Outer]) -> None:
     """What is known is decoded, and nothing more is done."""
-    assert decode(b'{"a":1,"inner":{"b":2}}') == Outer(1, Inner(2))
+    decoded = decode(b'{"a":1,"inner":{"b":2}}')
+    assert isinstance(decoded, Outer)
+    assert msgspec.structs.asdict(decoded) == {"a": 1, "inner": Inner(2), "rows": []}
 
 
 def test_unknown_fields_are_logged_once(decode: _wire.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +76,7 @@ def test_wrong_types(decode: _wire.Decoder[Outer], body: bytes, param: str | Non
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nonsense", b'{"a":1}}', b'{"a":1,"u":"\xff"}', b'{"u":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}'],
+    [b"", b"{", b"nonsense", b'{"a":1}}', b'{"a":1,"\xff":1}', b'{"u":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}'],
 )
 def test_not_json(decode: _wire.Decoder[Outer], body: bytes) -> None:
     """What is not JSON, not UTF-8, or nested without end is Malformed."""

@@ -28,14 +28,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model's files: `folder` holds them, `address` gave them, `revision` says which (commit, version, fingerprint).
-
-    `hashes`: SHA-256 of the files that were hashed on the way, by path in the folder.
-    """
+    """A model's files: `folder` holds them; `address` is what gave them, with the exact revision (commit, version,
+    fingerprint); `hashes` the SHA-256 of files that were hashed on the way, by path in the folder."""
 
     folder: Path
     address: Address
-    revision: str
     hashes: dict[str, str] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ def resolve(address: Address) -> Address:
 def fetch(job: Job) -> Fetched:
     """Nothing is copied: the answer points to the folder itself."""
     address = resolve(job.address)
-    return Fetched(folder=Path(address.target), address=address, revision=address.revision)
+    return Fetched(Path(address.target), address)
 
 
 def _describe(folder: Path) -> list[str]:

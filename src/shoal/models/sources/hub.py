@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from shoal._version import __version__
 from shoal.errors import ShoalError, SourceError
 from shoal.models.address import Address
@@ -92,7 +94,7 @@ def _fetch(job: Job, client: HfApi) -> Fetched:
         folders = module_folders(_download(job, client, listing, "modules.json", counter).read_bytes())
     names = job.choose(listing.sizes, folders)
     counter.total = sum(listing.sizes[name] for name in names)
-    fetched = Fetched(folder=job.into, address=job.address, revision=listing.commit)
+    fetched = Fetched(job.into, msgspec.structs.replace(job.address, revision=listing.commit))
     for name in names:
         path = _download(job, client, listing, name, counter)
         if expected := listing.hashes.get(name):

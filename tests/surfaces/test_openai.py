@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surface_kit import MODEL, Told, raising, serve, vector
 
 from shoal.core.registry import Model
 from shoal.errors import (
@@ -20,6 +19,7 @@ from shoal.errors import (
     TooLong,
     TransportFailed,
 )
+from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
 
 GOLDEN = (
     b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[1.0,24.25,24.375,-0.5]}],'
@@ -95,8 +95,13 @@ async def test_fields_reach_the_task() -> None:
 
 @pytest.mark.parametrize(
     ("said", "truncate", "direction"),
-    [(None, None, "right"), (True, True, "right"), ("NONE", False, "right"), ("END", True, "right")]
-    + [("START", True, "left")],
+    [
+        (None, None, "right"),
+        (True, True, "right"),
+        ("NONE", False, "right"),
+        ("END", True, "right"),
+        ("START", True, "left"),
+    ],
 )
 async def test_truncate_words(said: Any, truncate: bool | None, direction: str) -> None:
     """The words that other servers' clients send mean a flag and a direction."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from surface_kit import MODEL, serve
 
 from shoal._version import __version__
 from shoal.core.registry import Model
 from shoal.errors import ModelFileError
+from tests.surfaces.surface_kit import MODEL, serve
 
 
 async def test_health() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surface_kit import raising, serve, vector
 
 from shoal.errors import EngineFailed, Overloaded
+from tests.surfaces.surface_kit import raising, serve, vector
 
 
 async def test_queries() -> None:

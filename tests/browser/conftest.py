@@ -1,0 +1,143 @@
+"""A running Shoal and a headless Chromium that may talk to nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from shoal.web import DIST
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+# No sandbox, because tests also run as root in containers; the rest keeps the browser from calling home.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+LISTENING = re.compile(r"listening on (http://[^\s,\"]+)")
+PATIENCE_S = 30.0
+KEY = "sesame"
+
+
+@dataclass
+class Visit:
+    """A page, and everything about it that should not have happened; `tolerated` are parts of texts that may."""
+
+    page: Page
+    origin: str
+    faults: list[str] = field(default_factory=list)
+    tolerated: list[str] = field(default_factory=list)
+
+    def watch(self) -> None:
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        self.page.on("request", self._request)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(f"{self.origin}{path}")
+        return self.page
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"} and not any(part in message.text for part in self.tolerated):
+            self.faults.append(f"console: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.origin}/", "data:", "blob:")):
+            self.faults.append(f"request to elsewhere: {request.url}")
+
+
+Visitor: TypeAlias = Callable[..., Visit]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Closed after each module: while it is open its event loop would be in the way of asynchronous tests."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        pytest.skip("Chromium is missing: apt-get install chromium")
+    if not (DIST / "index.html").exists():
+        pytest.skip("the pages were not built: make web")
+    with sync_playwright() as playwright:
+        # Playwright gives each launch a new, empty profile of its own and removes it at the end.
+        browser = playwright.chromium.launch(executable_path=program, headless=True, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The origin of a Shoal with the scripted model, without keys."""
+    yield from _serve(tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="module")
+def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with the key KEY."""
+    yield from _serve(tmp_path_factory.mktemp("locked"), "--api-key", KEY)
+
+
+def _serve(folder: Path, *arguments: str) -> Iterator[str]:
+    log = folder / "log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal", "serve", "fake:", "--port", "0", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield _origin(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _origin(process: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and process.poll() is None:
+        text = log.read_text()
+        if (found := LISTENING.search(text)) and "is ready" in text:
+            return found[1]
+        time.sleep(0.05)
+    pytest.fail(f"shoal serve did not come up:\n{log.read_text()}")
+
+
+@pytest.fixture
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    """`visitor(origin, colour="dark")` is a new person with an empty browser; after the test nothing may be wrong."""
+    visits: list[Visit] = []
+
+    def arrive(origin: str, *, colour: str = "light", tolerated: str = "") -> Visit:
+        context = browser.new_context(
+            color_scheme="dark" if colour == "dark" else "light",
+            permissions=["clipboard-read", "clipboard-write"],
+            viewport={"width": 1200, "height": 900},
+        )
+        context.set_default_timeout(15_000)
+        visit = Visit(context.new_page(), origin, tolerated=[tolerated] if tolerated else [])
+        visit.watch()
+        visits.append(visit)
+        return visit
+
+    yield arrive
+    for visit in visits:
+        visit.page.context.close()
+    assert [fault for visit in visits for fault in visit.faults] == []

@@ -1,0 +1,62 @@
+"""Swagger UI in a real browser, with nothing but the server itself to load from."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import KEY, Visitor
+
+pytestmark = pytest.mark.browser
+
+EMBEDDINGS = "#operations-openai-post_v1_embeddings"
+
+
+def execute(page: Page) -> None:
+    """Unfold the embeddings operation and send its example as it stands."""
+    page.locator(f"{EMBEDDINGS} button.opblock-summary-control").click()
+    page.locator(EMBEDDINGS).get_by_role("button", name="Execute").click()
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/", "/explorer", "/explorer/"])
+def test_every_operation_is_shown(server: str, visitor: Visitor, path: str) -> None:
+    """Each operation of openapi.json has its row, with no error from the document and no request to elsewhere."""
+    with urllib.request.urlopen(f"{server}/openapi.json") as reply:
+        document = json.load(reply)
+    page = visitor(server).open(path)
+    rows = page.locator(".opblock")
+    expect(rows).to_have_count(sum(map(len, document["paths"].values())))
+    expect(page.locator(".errors-wrapper")).to_have_count(0)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/explorer/"])
+def test_an_example_runs_against_the_server(server: str, visitor: Visitor, path: str) -> None:
+    """Try it out: the example, unchanged, is answered 200 with vectors and the headers of its batch."""
+    page = visitor(server).open(path)
+    execute(page)
+    live = page.locator(f"{EMBEDDINGS} .live-responses-table tbody")
+    expect(live.locator(".response-col_status").first).to_have_text("200")
+    expect(live).to_contain_text('"embedding"')
+    expect(live).to_contain_text("x-shoal-batch-size")
+
+
+def test_the_key_of_the_start_page_is_used(locked_server: str, visitor: Visitor) -> None:
+    """A key that was entered on `/` authorises the docs in the same tab."""
+    visit = visitor(locked_server, tolerated="401")
+    page = visit.open("/")
+    page.get_by_label("This server asks for an API key").fill(KEY)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="API docs").click()
+    execute(page)
+    expect(page.locator(f"{EMBEDDINGS} .live-responses-table .response-col_status").last).to_have_text("200")
+
+
+def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:
+    """Swagger UI turns dark with the system's setting."""
+    page = visitor(server, colour="dark").open("/docs")
+    expect(page.locator("html.dark-mode")).to_have_count(1)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(14, 23, 28)"

@@ -1,0 +1,40 @@
+"""The two engines that read ONNX files, as plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shoal.models.verify import Run
+from shoal.types import Array
+
+
+def onnxruntime_run(path: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        return dict(zip(outputs, session.run(list(outputs), inputs), strict=True))
+
+    return run
+
+
+def openvino_run(path: Path, precision: str = "f32") -> Run:
+    import openvino
+
+    model = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": precision})
+
+    def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        result = model(inputs)
+        return {name: np.array(result[name]) for name in outputs}
+
+    return run
+
+
+RUNS = {"onnxruntime": onnxruntime_run, "openvino": openvino_run}
