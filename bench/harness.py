@@ -213,7 +213,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--model", default="", help="address to serve; the default model without")
     made.add_argument("--rounds", type=int, default=3, help="runs of each measurement; medians are reported")
-    made.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
+    made.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     return made
 
 

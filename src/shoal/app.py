@@ -19,6 +19,7 @@ from shoal.core.routing import ByTask
 from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError, InternalError, SetupError, ShoalError
 from shoal.models.address import Address, Served, parse_served
+from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.settings import Settings
@@ -45,9 +46,10 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(loaded: Loaded, served: Sequence[str]) -> AsyncIterator[App]:
+async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
     """Start serving these addresses (none: the default model); on leaving, everything is closed.
 
+    `progress` sees downloads and conversions, from threads.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     registry, observer = Registry(), PrometheusObserver()
@@ -55,7 +57,7 @@ async def open_app(loaded: Loaded, served: Sequence[str]) -> AsyncIterator[App]:
     async with AsyncExitStack() as stack:
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
-        composer = _Composer(loaded, observer, threads)
+        composer = _Composer(loaded, observer, threads, progress)
         plans = [(model, one) for one in served or (DEFAULT_MODEL,) for model in [_register(registry, loaded, one)]]
         tasks = [asyncio.create_task(_load(model, composer, one), name=f"load {model.name}") for model, one in plans]
         stack.push_async_callback(_close, registry, tasks)
@@ -113,8 +115,11 @@ def _queues(registry: Registry) -> list[tuple[str, int, int]]:
 class _Composer:
     """Turns addresses into runners."""
 
-    def __init__(self, loaded: Loaded, observer: PrometheusObserver, threads: Threads) -> None:
+    def __init__(
+        self, loaded: Loaded, observer: PrometheusObserver, threads: Threads, progress: Progress | None
+    ) -> None:
         self.loaded = loaded
+        self._progress = progress
         self._observer = observer
         self._threads = threads
 
@@ -145,7 +150,11 @@ class _Composer:
         return ByTask([BatchedRunner(lane, facts), FakeTalker(scripts[0])])
 
     async def _open_local(self, name: str, settings: Settings, addresses: Sequence[Address]) -> Runner:
-        raise ConfigError("not yet")
+        from shoal.local import open_local
+
+        local = await open_local(name, addresses, settings, self._progress)
+        lane = self._lane(name, settings, local.pipeline, local.engines, local.facts)
+        return BatchedRunner(lane, local.facts, local.codec)
 
     def _lane(
         self, name: str, settings: Settings, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts

@@ -57,9 +57,8 @@ Processes: TypeAlias = Callable[..., tuple[subprocess.Popen[bytes], Path]]
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without any setting of Shoal, but for the folder of models."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_") or name == "SHOAL_HOME"}
-    return {**kept, **(changes or {})}
+    """This process's environment without any setting of Shoal, plus `changes`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")} | dict(changes or {})
 
 
 def wait_until(true: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

@@ -152,6 +152,7 @@ class Exchange:
         self._silent = silent
         self._gone = asyncio.Event()
         self.reads = 0
+        self.reads_before_answer = 0
         self.messages: list[dict[str, Any]] = []
 
     def leave(self) -> None:
@@ -166,6 +167,8 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
+        if not self.messages:
+            self.reads_before_answer = self.reads
         self.messages.append(message)
 
     def answer(self) -> Answer:

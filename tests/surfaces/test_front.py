@@ -16,7 +16,7 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
 from shoal.core.registry import Registry
 from shoal.errors import ShoalError
-from shoal.surfaces import Front, Options, Reply, Request, build_app
+from shoal.surfaces import Front, Options, Reply, Request, _body, build_app
 from shoal.surfaces._watch import PATIENCE_S
 from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
@@ -33,15 +33,45 @@ EMBEDDERS: list[tuple[str, Any]] = [
     [("/v1/embeddings", "application/json"), ("/embed", "text/plain"), ("/v1/embedding", "application/json")],
 )
 async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
-    """40 MB are refused by their length: 413 in the dialect, the connection closed, no byte read."""
+    """40 MB are refused by their length: 413 in the dialect before a byte is read, then the connection is closed."""
     server = serve()
-    exchange = Exchange([b"x"])
+    exchange = Exchange([b"x" * 1000] * 100)
     await server.app(request_scope("POST", path, {"content-length": "40000000"}), exchange.receive, exchange.send)
     answer = exchange.answer()
     assert answer.status == 413
     assert answer.headers["content-type"].startswith(kind)
     assert answer.headers["connection"] == "close"
-    assert exchange.reads == 0
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert exchange.reads_before_answer == 0
+
+
+async def test_clients_that_send_all_before_they_read() -> None:
+    """The rest is skipped before the connection is closed, for a while: a reset would cost them the reply."""
+    exchange = Exchange([b"x" * 1000] * 100)
+    scope = request_scope("POST", "/embed", {"content-length": "40000000"})
+    await serve().app(scope, exchange.receive, exchange.send)
+    assert (exchange.answer().status, exchange.reads) == (413, 100)
+
+
+async def test_clients_that_wait_for_leave_to_send() -> None:
+    """After `Expect: 100-continue` nothing is read: it would tell the client to send."""
+    exchange = Exchange([b"x"])
+    scope = request_scope("POST", "/embed", {"content-length": "40000000", "expect": "100-continue"})
+    await serve().app(scope, exchange.receive, exchange.send)
+    assert (exchange.answer().status, exchange.reads) == (413, 0)
+
+
+async def test_clients_that_never_stop_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipping ends after so many bytes, or so much time."""
+    monkeypatch.setattr(_body, "LINGER_BYTES", 5000)
+    exchange = Exchange([b"x" * 1000] * 100)
+    scope = request_scope("POST", "/embed", {"content-length": "40000000"})
+    await serve().app(scope, exchange.receive, exchange.send)
+    assert exchange.reads == 5
+    monkeypatch.setattr(_body, "LINGER_S", 0.001)
+    exchange = Exchange([b"x"], silent=True)
+    await serve().app(scope, exchange.receive, exchange.send)
+    assert exchange.answer().status == 413
 
 
 async def test_chunked_bodies_are_counted() -> None:
@@ -51,7 +81,7 @@ async def test_chunked_bodies_are_counted() -> None:
     scope = request_scope("POST", "/v1/embeddings", {"transfer-encoding": "chunked"})
     await server.app(scope, exchange.receive, exchange.send)
     answer = exchange.answer()
-    assert (answer.status, answer.headers["connection"], exchange.reads) == (413, "close", 3)
+    assert (answer.status, answer.headers["connection"], exchange.reads_before_answer) == (413, "close", 3)
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
@@ -75,11 +105,12 @@ async def test_body_of_just_the_limit() -> None:
     assert (await serve(max_body_bytes=len(body) - 1).call("POST", "/v1/embeddings", body=body)).status == 413
 
 
-async def test_slow_bodies() -> None:
+async def test_slow_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not come is 408, and the connection ends."""
+    monkeypatch.setattr(_body, "LINGER_S", 0.001)
     server = serve(body_timeout_s=0.01)
     exchange = Exchange([b"x"], silent=True)
-    scope = request_scope("POST", "/v1/embeddings", {"content-length": "5"})
+    scope = request_scope("POST", "/v1/embeddings", {"content-length": "500000"})
     await server.app(scope, exchange.receive, exchange.send)
     answer = exchange.answer()
     assert (answer.status, answer.headers["connection"]) == (408, "close")
@@ -154,7 +185,6 @@ async def test_class(said: str, traffic: str | None) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v1/unknown", 404),
         ("POST", "/v1/models/x", 405),
         ("GET", "/v1/embeddings", 405),

@@ -20,9 +20,10 @@ from shoal.errors import (
 from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
 
 
-async def test_one_text() -> None:
-    """The reply to a single text is two-dimensional, too."""
-    answer = await serve().call("POST", "/embed", {"inputs": "ab"})
+@pytest.mark.parametrize("path", ["/embed", "/embed/", "/"])
+async def test_one_text(path: str) -> None:
+    """The reply to a single text is two-dimensional, too; clients that know only the address post to it."""
+    answer = await serve().call("POST", path, {"inputs": "ab"})
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.body == b"[[1.0,24.25,24.375,-0.5]]"

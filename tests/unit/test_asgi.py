@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shoal.asgi import _FromEnvironment, local_only
-from shoal.settings import SETTINGS
 
 
 class Call:
@@ -40,10 +39,8 @@ class Call:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings file of the checkout and no variable of the developer takes part."""
+    """A settings file in the current folder must not take part."""
     monkeypatch.chdir(tmp_path)
-    for row in SETTINGS:
-        monkeypatch.delenv(row.env, raising=False)
 
 
 async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,8 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     """Load a graph and time it. The contract is `shoal.backends.Open`'s."""
     if options.precision == "bf16":
         raise ConfigError("onnxruntime runs f32 only; use precision f32, or --engine openvino", param="precision")
-    slots, threads = layout(options.streams or SLOTS, options.threads, usable_cores())
-    session, device, version = await asyncio.to_thread(_load, graph, threads)
+    loaded = await asyncio.to_thread(_load, graph, options)
+    session, slots = loaded.session, loaded.slots
     ports = tuple(_port(given, graph) for given in session.get_inputs())
     facts = EngineFacts(
         name=name,
@@ -52,7 +52,12 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         parallel=1,
         max_batch_size=options.max_batch_size,
         max_batch_tokens=options.max_batch_tokens,
-        details={"engine": f"onnxruntime {version}", "device": device, "streams": slots, "threads": threads},
+        details={
+            "engine": f"onnxruntime {loaded.version}",
+            "device": loaded.device,
+            "streams": slots,
+            "threads": loaded.threads,
+        },
     )
     pool = ThreadPoolExecutor(slots, thread_name_prefix=f"shoal-{name}")
     lengths = length_buckets(options.max_length) if any(port.has_length for port in ports) else (1,)
@@ -68,13 +73,24 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     return engine
 
 
-def _load(graph: Path, threads: int) -> tuple[Any, str, str]:
-    """(session, "cpu" or "cuda", version). Raises MissingExtra, ModelFileError."""
+class _Loaded(NamedTuple):
+    """`device` is "cpu" or "cuda"."""
+
+    session: Any
+    device: str
+    slots: int
+    threads: int
+    version: str
+
+
+def _load(graph: Path, options: EngineOptions) -> _Loaded:
+    """Raises MissingExtra, ModelFileError."""
     try:
         import onnxruntime
     except ImportError:
         raise MissingExtra("the engine onnxruntime", "ort") from None
     onnxruntime.disable_telemetry_events()
+    slots, threads = layout(options.streams or SLOTS, options.threads, usable_cores())
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = threads
@@ -89,7 +105,7 @@ def _load(graph: Path, threads: int) -> tuple[Any, str, str]:
             f"ONNX Runtime cannot load this graph: {error}; convert the model again", file=graph.name
         ) from error
     device = "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
-    return session, device, onnxruntime.__version__
+    return _Loaded(session, device, slots, threads, onnxruntime.__version__)
 
 
 def _port(given: Any, graph: Path) -> Port:

@@ -33,7 +33,7 @@ def machine(packages: tuple[str, ...] = PACKAGES) -> Machine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         isa=[name for name in ISA if name in flags],
         memory_gb=_memory_gb(),
-        system=f"{platform.system()} {platform.release()}",
+        system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         python=platform.python_version(),
         versions={name: version for name in packages if (version := _version(name))},
     )

@@ -18,7 +18,6 @@ from shoal.config import Loaded
 from shoal.errors import AddressError, SourceError
 from shoal.models.address import parse_address
 from shoal.models.manifest import check_files
-from shoal.models.sources.access import Access
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
 
@@ -44,20 +43,13 @@ def pull(
     *,
     loaded: Loaded,
 ) -> None:
-    """Fetch a model and convert it, so that serving it needs no network."""
+    """Fetch a model, convert and verify it, so that serving it needs no network."""
     from shoal.cli.progress import TerminalProgress
-    from shoal.models.prepare import prepare
+    from shoal.local import prepare_local
 
-    settings = loaded.settings
     began = time.monotonic()
     with TerminalProgress() as progress:
-        stored = prepare(
-            parse_address(address),
-            store=Store(settings.home),
-            access=Access(offline=settings.offline, hf_token=settings.hf_token),
-            progress=progress,
-            refresh=refresh,
-        )
+        stored = prepare_local(parse_address(address), loaded.settings, progress=progress, refresh=refresh)
     took = time.monotonic() - began
     typer.echo(
         f"{stored.manifest.id} is ready ({size_text(stored.manifest.size)}, {took:.1f} s): shoal serve {address}"
@@ -96,8 +88,10 @@ def show(
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
-        facts["size"] = size_text(stored.manifest.size)
-        _print_table(None, ((key.replace("_", " "), _text(value)) for key, value in facts.items() if value != []))
+        words = {"size": size_text(stored.manifest.size), "files": str(len(stored.manifest.files))}
+        words["verified"] = facts["verified"] or "not yet: when it is first served"
+        shown = {key: value for key, value in (facts | words).items() if key != "damaged"}
+        _print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
         if verify and not wrong:
             typer.echo(f"all {len(stored.manifest.files)} files are as they were stored")
     if wrong:
@@ -127,7 +121,7 @@ def size_text(count: float) -> str:
 def age_text(seconds: float) -> str:
     """How long ago something was, for people: "3 days ago"."""
     for length, unit in _AGES:
-        count = int(seconds // length)
+        count = int(max(0, seconds) // length)
         if count:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
@@ -200,12 +194,13 @@ def _print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]]
     for row in rows:
         table.add_row(*row)
     # A pipe has no width: a name that is cut or folded there is of no use to the program that reads it.
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
+    with console.capture() as drawn:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
     if isinstance(value, dict):
         return "; ".join(f"{key}: {text!r}" for key, text in value.items()) or "-"
     return "-" if value is None else str(value)

@@ -13,6 +13,9 @@ from shoal.errors import ModelFileError
 from shoal.types import TextSpec
 
 MANIFEST = "manifest.json"
+NOTES = "notes.json"
+"""What engines found out about a model on this machine; worth keeping, and no part of the model."""
+
 FORMAT = 1
 CONVERTER = 1
 """Raised whenever the conversion makes something else of the same files: what older ones made is then made anew."""
@@ -38,8 +41,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
     Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped", `conversion` says more
-    of it in words. `verification` None: not compared with a second path yet. Paths (`graph`, those in
-    `text` and `files`) are relative to the model's folder. `created`: unix seconds. `files`: all but this manifest.
+    of it in words. `verification` None: not compared with a second path yet. `created`: unix seconds. `weights`:
+    SHA-256 of the weights as published, by path at the source: they say which model this is. `files`: all but manifest
+    and notes. Paths (`graph`, those in `text` and `files`) are relative to the model's folder.
     """
 
     format: int = FORMAT
@@ -55,6 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     text: TextSpec
     verification: Verdict | None = None
     created: int
+    weights: dict[str, str]
     files: dict[str, FileFacts]
 
     @property
@@ -102,11 +107,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def measure(folder: Path, known: dict[str, str] | None = None) -> dict[str, FileFacts]:
-    """Hash every file under `folder` but the manifest; `known` holds hashes (by relative path) computed before."""
+    """Hash every file under `folder` but manifest and notes; `known` holds hashes (by path) computed before."""
     facts = {}
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
-        if name != MANIFEST:
+        if name not in (MANIFEST, NOTES):
             stat = path.stat()
             digest = (known or {}).get(name) or sha256(path)
             facts[name] = FileFacts(sha256=digest, size=stat.st_size, mtime=stat.st_mtime_ns)

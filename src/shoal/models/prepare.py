@@ -16,13 +16,14 @@ from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
+from shoal.models.sources.select import is_weights
 from shoal.models.store import Store, Stored
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
     from shoal.models.verify import Run
 
-_SOURCE = "source"
+SOURCE = "source"
 
 OpenGraph: TypeAlias = "Callable[[Path], Run]"
 """Opens a graph's file on an engine, in f32, to be run a few times."""
@@ -42,8 +43,8 @@ def prepare(
 
     What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
     same. With an `engine` the graph is compared with a second path before it is stored, and a model that was stored
-    without is converted again. Blocks, for minutes when there is much to fetch. Raises SourceError, AddressError, ModelFileError,
-    VerificationFailed, MissingExtra (each with the next step) or Cancelled; the store is then as it was.
+    without is converted again. Blocks, for minutes when there is much to fetch. Raises a SetupError
+    with the next step (of the source, the model's files or the verification) or Cancelled; the store is then as it was.
     """
     progress, stop = progress or Progress(), stop or Stop()
     if not address.local:
@@ -57,9 +58,9 @@ def prepare(
             # Another process may have brought it while this one waited for its turn.
             if not refresh and (ready := _ready(store, address, engine)):
                 return ready
-            fetched = None if refresh else _kept(store, address, partial / _SOURCE)
+            fetched = None if refresh else _kept(store, address, partial / SOURCE)
             if fetched is None:
-                fetched = fetch(address, partial / _SOURCE, access=access, progress=progress, stop=stop)
+                fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
             steps = _Steps(progress, stop)
             converted, verdict = _convert(fetched, partial, engine, steps)
             stop.check()
@@ -90,11 +91,11 @@ def _ready(store: Store, address: Address, engine: OpenGraph | None) -> Stored |
 def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
     """The files of an entry that an older conversion made, so that a new one needs no network."""
     stored = store.find(address)
-    if stored is None or not (stored.path / _SOURCE).is_dir():
+    if stored is None or not (stored.path / SOURCE).is_dir():
         return None
     # Files of an entry are never written again, so they may be shared with the next one.
-    shutil.copytree(stored.path / _SOURCE, into, copy_function=os.link)
-    prefix = f"{_SOURCE}/"
+    shutil.copytree(stored.path / SOURCE, into, copy_function=os.link)
+    prefix = f"{SOURCE}/"
     hashes = {
         name.removeprefix(prefix): facts.sha256
         for name, facts in stored.manifest.files.items()
@@ -127,6 +128,9 @@ def _convert(
 def _describe(
     address: Address, fetched: Fetched, target: Path, *, converted: Converted, verdict: Verdict | None
 ) -> Manifest:
+    files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
+    prefix = f"{SOURCE}/"
+    published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
     return Manifest(
         id=address.id,
         address=str(address),
@@ -140,5 +144,6 @@ def _describe(
         text=converted.spec,
         verification=verdict,
         created=int(time.time()),
-        files=measure(target, {f"{_SOURCE}/{name}": digest for name, digest in fetched.hashes.items()}),
+        weights={name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
+        files=files,
     )

@@ -23,10 +23,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
-from shoal.models.manifest import Manifest, check_files, read_manifest, write_manifest
+from shoal.models.manifest import NOTES, Manifest, check_files, read_manifest, write_manifest
 from shoal.models.progress import Stop
 
 _log = logging.getLogger(__name__)
@@ -125,6 +128,23 @@ class Store:
                 raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that one first")
             _discard(stored.path)
             _remove_if_empty(folder)
+
+    def notes(self, stored: Stored) -> dict[str, Any]:
+        """What `note` kept; empty when there is nothing, or nothing readable."""
+        try:
+            return msgspec.json.decode((stored.path / NOTES).read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def note(self, stored: Stored, key: str, value: Any) -> None:
+        """Keep a JSON value that spares the next start some work; a store that cannot be written goes without."""
+        data = msgspec.json.encode(self.notes(stored) | {key: value})
+        try:
+            with tempfile.NamedTemporaryFile(dir=stored.path, prefix=".notes-", delete=False) as file:
+                file.write(data)
+            os.replace(file.name, stored.path / NOTES)
+        except OSError as error:
+            _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
 
     def _folder(self, address: Address) -> Path:
         return self._models / _folder_name(address)

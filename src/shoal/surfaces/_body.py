@@ -14,6 +14,9 @@ Receive = Callable[[], Awaitable[Any]]
 UNREAD_TOLERATED = 65_536
 """A refused body up to this size is cheaper to skip than a connection is to open again."""
 
+LINGER_S = 1.0
+LINGER_BYTES = 268_435_456
+
 
 def check_head(request: Request, limit: int, json: bool) -> None:
     """Judge by the headers alone. Raises UnsupportedMediaType, BodyTooLarge or Malformed (a senseless length)."""
@@ -72,6 +75,23 @@ def leaves_unread(request: Request) -> bool:
     headers = request.headers
     length = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > UNREAD_TOLERATED
+
+
+async def linger(receive: Receive) -> None:
+    """Read on for a moment and forget it, after the reply and before the connection is closed.
+
+    Closing at once resets the connection, and clients that send all before they read would never see the reply.
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while size < LINGER_BYTES:
+                message = await receive()
+                if not message.get("more_body", False):
+                    return
+                size += len(message.get("body", b""))
+    except TimeoutError:
+        return
 
 
 def _too_large(limit: int) -> BodyTooLarge:

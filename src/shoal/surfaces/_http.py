@@ -20,7 +20,7 @@ from starlette.routing import Router
 from shoal.core.protocols import Surface
 from shoal.errors import Cancelled, InternalError, RequestTimeout, ShoalError
 from shoal.surfaces._auth import Gate
-from shoal.surfaces._body import Receive, check_head, leaves_unread, read_body
+from shoal.surfaces._body import Receive, check_head, leaves_unread, linger, read_body
 from shoal.surfaces._cors import Cors
 from shoal.surfaces._request import Headers, Options, Reply, Request
 from shoal.surfaces._routes import Miss, Route, Routes
@@ -91,7 +91,7 @@ class Front:
             if request.begun:
                 return _cut_short(request, error)
             reply = _told(request, found.surface, error)
-        await self._send(request, reply, send)
+        await self._send(request, reply, receive, send)
         return reply.status
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
@@ -104,7 +104,7 @@ class Front:
             request.body = await read_body(receive, limit, self._options.body_timeout_s)
         request.body_read = True
 
-    async def _send(self, request: Request, reply: Reply, send: Send) -> None:
+    async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
         body = reply.body
         assert not isinstance(body, AsyncIterator)
         pieces = body if isinstance(body, list) else [body]
@@ -114,6 +114,10 @@ class Front:
             headers.append((b"content-length", b"%d" % length))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if request.method == "HEAD":
+            pieces = [b""]
+        if leaves_unread(request) and b"expect" not in request.headers:
+            await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+            await linger(receive)
             pieces = [b""]
         last = len(pieces) - 1
         for at, piece in enumerate(pieces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
@@ -23,10 +24,12 @@ class Decoder(Generic[T]):
     """JSON bytes to one type. Unknown fields are ignored, and each name is logged once.
 
     Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON.
+    `ids` names a field that may hold lists of token ids, for `in_turns`.
     """
 
-    def __init__(self, kind: type[T], surface: str) -> None:
+    def __init__(self, kind: type[T], surface: str, ids: str = "") -> None:
         self._surface = surface
+        self._ids = ids
         self._lenient = msgspec.json.Decoder(kind)
         # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
@@ -55,6 +58,43 @@ class Decoder(Generic[T]):
             raise _malformed(error) from None
         return value
 
+    async def in_turns(self, body: bytes) -> T:
+        """As a call, but many lists of ids are decoded in turns with the event loop.
+
+        Text is quick (25 ms for 32 MB, measured), but each id becomes an object: 32 MB of them hold the loop for
+        230 ms, and 2,048 lists of 256 ids for 20 ms.
+        """
+        if len(body) > _LARGE:
+            lists = await self._lists(body)
+            if lists is not None:
+                return lists
+        return self(body)
+
+    async def _lists(self, body: bytes) -> T | None:
+        """None for a body without lists of ids, and for one with a fault: the plain way says what it is and where."""
+        try:
+            fields = _FIELDS.decode(body)
+            raw = bytes(fields.get(self._ids, b""))
+            if not raw.startswith(b"[[") or raw.count(b"]") > _MOST_LISTS:
+                return None
+            # The whole is known to be JSON by now, so a "]" ends a list of ids or belongs to what is none and fails.
+            *pieces, end = raw[1:-1].split(b"]")
+            if end.strip():
+                return None
+            lists, size = [], 0
+            for piece in pieces:
+                lists.append(_IDS.decode(piece.lstrip(b", \t\r\n") + b"]"))
+                size += len(piece)
+                if size > _TURN:
+                    size = 0
+                    await asyncio.sleep(0)
+        except _NOT_JSON:
+            return None
+        fields[self._ids] = msgspec.Raw(b"[]")
+        value = self(msgspec.json.encode(fields))
+        setattr(value, self._ids, lists)
+        return value
+
     def _log_unknown(self, fields: dict[str, Any]) -> None:
         for name in fields.keys() - (self._known or frozenset()):
             if name not in self._logged and len(self._logged) < _MOST_NAMES:
@@ -65,6 +105,10 @@ class Decoder(Generic[T]):
 _UNKNOWN = "Object contains unknown field"
 _MOST_NAMES = 256  # a client that makes up names must not fill the log
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_IDS = msgspec.json.Decoder(list[TokenId])
+_LARGE = 131_072
+_TURN = 65_536  # bytes of ids that are decoded in half a millisecond
+_MOST_LISTS = 65_536
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHERE = re.compile(r"(?s)(.*) - at `(?:key in )?\$?([^`]*)`$")
 _MISSING = re.compile(r"(?s)Object missing required field `([^`]+)`")

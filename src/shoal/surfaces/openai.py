@@ -88,10 +88,10 @@ class _Embeddings:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai")
+        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai", ids="input")
 
     async def __call__(self, request: Request) -> Reply:
-        asked = self._decode(request.body)
+        asked = await self._decode.in_turns(request.body)
         if not asked.model:
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
         inputs = _inputs(asked.input, self._max_inputs)

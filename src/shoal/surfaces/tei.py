@@ -51,16 +51,19 @@ class Tei:
         codec = _Codec(gateway, self._options.max_inputs)
         info = _Info(gateway, self._options)
         return [
-            Operation(
-                method="POST",
-                path="/embed",
-                endpoint=embed,
-                summary="Embed texts",
-                request=_wire.TeiEmbedRequest,
-                response=list[list[float]],
-                errors=_ERRORS,
-                headers={**_facts.DOCUMENTED, **_TIMES},
-                example={"inputs": ["What is Deep Learning?"]},
+            *(
+                Operation(
+                    method="POST",
+                    path=path,
+                    endpoint=embed,
+                    summary="Embed texts",
+                    request=_wire.TeiEmbedRequest,
+                    response=list[list[float]],
+                    errors=_ERRORS,
+                    headers={**_facts.DOCUMENTED, **_TIMES},
+                    example={"inputs": ["What is Deep Learning?"]},
+                )
+                for path in ("/embed", "/")  # clients that are given nothing but the server's address post to /
             ),
             Operation(
                 method="POST",
@@ -107,10 +110,10 @@ class _Embed:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(_wire.TeiEmbedRequest, "tei")
+        self._decode = _wire.Decoder(_wire.TeiEmbedRequest, "tei", ids="inputs")
 
     async def __call__(self, request: Request) -> Reply:
-        asked = self._decode(request.body)
+        asked = await self._decode.in_turns(request.body)
         if asked.dimensions == 0:
             raise InvalidValue("`dimensions` must be at least 1.", param="dimensions")
         inputs = _inputs(asked.inputs, self._max_inputs)

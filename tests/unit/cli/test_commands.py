@@ -19,14 +19,6 @@ runner = CliRunner()
 HEAVY = ("openvino", "onnx", "onnxruntime", "numpy", "huggingface_hub", "tokenizers", "uvicorn", "starlette", "rich")
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings file of the checkout and no variable of the developer takes part."""
-    monkeypatch.chdir(tmp_path)
-    for row in SETTINGS:
-        monkeypatch.delenv(row.env, raising=False)
-
-
 def test_version_names_what_decides_how_it_runs() -> None:
     """Shoal, Python and the engines, one a line."""
     result = runner.invoke(app, ["--version"])

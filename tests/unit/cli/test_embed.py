@@ -17,17 +17,8 @@ from typer.testing import CliRunner
 
 from shoal.backends.fake import vector_of, word_id
 from shoal.cli import app
-from shoal.settings import SETTINGS
 
 runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings file of the checkout and no variable of the developer takes part."""
-    monkeypatch.chdir(tmp_path)
-    for row in SETTINGS:
-        monkeypatch.delenv(row.env, raising=False)
 
 
 def expected(*words: str, dimension: int = 32) -> Any:

@@ -43,7 +43,7 @@ def checkpoint(
     sentence: dict[str, Any] | None = None,
     prefix: str = "",
 ) -> Path:
-    """Write a whole model; `pooling` None leaves modules.json out, `after` names the modules that follow the pooling."""
+    """Write a whole model; `pooling` None leaves modules.json out, `after` names what follows the pooling."""
     write_json(folder / "config.json", encoder_config(kind) | (config or {}))
     save_file(encoder_tensors(kind, prefix), folder / "model.safetensors")
     tokenizer(kind).save(str(folder / "tokenizer.json"))

@@ -42,6 +42,7 @@ def manifest(files: dict[str, FileFacts], **changes: object) -> Manifest:
         converter=1,
         graph="model.onnx",
         graph_source="built",
+        weights={},
         conversion="built",
         parameters=5,
         text=TextSpec(

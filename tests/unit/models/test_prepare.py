@@ -44,6 +44,7 @@ def test_a_model_is_fetched_converted_and_stored(
     assert (manifest.graph, manifest.graph_source, manifest.parameters) == ("model.onnx", "built", 2560)
     assert stored.tokenizer.read_bytes() == b'{"version": "1.0"}'
     assert "source/1_Pooling/config.json" in manifest.files
+    assert manifest.weights == {"model.safetensors": manifest.files["source/model.safetensors"].sha256}
     assert check_files(stored.path, manifest, full=True) == []
     assert ("convert", 1.0) in recorder.steps
 
@@ -110,6 +111,7 @@ def test_a_folder_is_converted_once_for_its_content(local: Address, store: Store
     first = prepare(local, store=store)
     assert prepare(local, store=store) == first
     assert not (first.path / "source").exists()
+    assert first.manifest.weights.keys() == {"model.safetensors"}
     os.utime(Path(local.target) / "config.json", ns=(1, 1))
     second = prepare(local, store=store)
     assert len(conversions) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import Cancelled, SourceError
 from shoal.models.address import Address, parse_address
-from shoal.models.manifest import MANIFEST, Manifest, measure
+from shoal.models.manifest import MANIFEST, NOTES, Manifest, measure
 from shoal.models.progress import Stop
 from shoal.models.store import Store, Stored
 from shoal.types import TextSpec
@@ -33,6 +33,7 @@ def put(store: Store, address: Address, *, revision: str = "r1", content: bytes 
             converter=1,
             graph="model.onnx",
             graph_source="built",
+            weights={},
             conversion="built",
             parameters=1,
             text=SPEC,
@@ -228,3 +229,24 @@ def test_a_store_that_cannot_be_written_can_be_read(store: Store) -> None:
     before = {path: os.stat(path).st_mtime_ns for path in store.home.rglob("*")}
     assert store.find(TINY) == stored
     assert {path: os.stat(path).st_mtime_ns for path in store.home.rglob("*")} == before
+
+
+def test_notes_are_kept_beside_the_model(store: Store) -> None:
+    """What an engine notes is there at the next start, and does not count as a change of the model."""
+    stored = put(store, TINY)
+    store.note(stored, "checked", {"key": "cpu", "min_cosine": 0.99995})
+    store.note(stored, "other", 1)
+    assert Store(store.home).notes(stored) == {"checked": {"key": "cpu", "min_cosine": 0.99995}, "other": 1}
+    assert store.find(TINY) == stored
+    assert measure(stored.path).keys() == stored.manifest.files.keys()
+    assert {path.name for path in stored.path.iterdir()} == {"manifest.json", "model.onnx", "notes.json"}
+
+
+def test_notes_are_optional(store: Store) -> None:
+    """Broken notes read as none, and a store that cannot be written goes without."""
+    stored = put(store, TINY)
+    (stored.path / NOTES).write_text("{")
+    assert store.notes(stored) == {}
+    store.remove(stored)
+    store.note(stored, "checked", 1)
+    assert store.notes(stored) == {}

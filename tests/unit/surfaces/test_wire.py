@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,6 +85,81 @@ def test_not_json(decode: _wire.Decoder[Outer], body: bytes) -> None:
     """What is not JSON, not UTF-8, or nested without end is Malformed."""
     with pytest.raises(Malformed):
         decode(body)
+
+
+class Lists(msgspec.Struct):
+    ids: str | list[str | _wire.TokenId | list[_wire.TokenId]]
+    more: int = 0
+
+
+MANY = [[at, 70_000, 2**31 - 1] * 8 for at in range(1000)]
+
+
+def spaced(text: bytes) -> bytes:
+    return text.replace(b",", b" ,\n ").replace(b"]", b" ]")
+
+
+@pytest.mark.parametrize("spelled", [bytes, spaced])
+async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) -> None:
+    """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
+    body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    decoded = await _wire.Decoder(Lists, "test", ids="ids").in_turns(body)
+    task.cancel()
+    assert (decoded.ids, decoded.more) == (MANY, 7)
+    assert turns >= 2
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        MANY[0] * 2000,
+        ["text"] * 20_000,
+        ["]", *MANY],
+        [*MANY, "]"],
+        [*MANY, 1],
+        [*MANY, []],
+        [[1]] * 70_000,
+        "x" * 200_000,
+    ],
+)
+async def test_large_bodies_of_other_kinds(ids: Any) -> None:
+    """What only looks like lists of ids, or is something else, is decoded as ever."""
+    decoded = await _wire.Decoder(Lists, "test", ids="ids").in_turns(msgspec.json.encode({"ids": ids}))
+    assert decoded.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([*MANY, [1, None]], "'ids[1000][1]' is invalid: expected `int`, got `null`."),
+        ([*MANY, [1.5]], "'ids[1000][0]' is invalid: expected `int`, got `float`."),
+        ([*MANY, [-1]], "'ids[1000][0]' is invalid: expected `int` >= 0."),
+        ([*MANY, [[1]]], "'ids[1000][0]' is invalid: expected `int`, got `array`."),
+        ([*MANY, {"]": 1}], "'ids[1000]' is invalid: expected `int | str | array`, got `object`."),
+    ],
+)
+async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
+    """The error is the one that a small body gets, with its place."""
+    with pytest.raises(WrongType) as caught:
+        await _wire.Decoder(Lists, "test", ids="ids").in_turns(msgspec.json.encode({"ids": ids}))
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize("broken", [b"[1],,[2]", b"[1]][2]", b"[1,2", b"[1,]"])
+async def test_many_ids_that_are_not_json(broken: bytes) -> None:
+    """Splitting a body does not make broken JSON whole."""
+    body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
+    with pytest.raises((Malformed, WrongType)):
+        await _wire.Decoder(Lists, "test", ids="ids").in_turns(body)
 
 
 def test_arrays_at_the_top() -> None:

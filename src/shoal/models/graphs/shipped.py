@@ -91,6 +91,8 @@ def take_shipped(
             file=name,
             key="outputs",
         )
+    for own in (POOLED,) if sentence is not None else (POOLED, SENTENCE):
+        _rename(model, own, f"shoal/own_{own}")
     if sentence is not None and (sentence.name, sentence.type) != (SENTENCE, FLOAT):
         inner = f"shoal/{sentence.name}"
         _rename(model, sentence.name, inner)

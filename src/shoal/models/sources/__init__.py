@@ -42,7 +42,8 @@ def fetch(
     only = pin.files if pin else None
     failures: list[str] = []
     for source in sources:
-        _empty(into)
+        if source.scheme != "file":
+            _empty(into)
         # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
         patience = 10.0 if source == sources[-1] else 3.0
         job = Job(source, into, access, progress, stop, only=only, patience=patience)

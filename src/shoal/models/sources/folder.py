@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from shoal.errors import SourceError
 from shoal.models.address import Address
+from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job
+from shoal.models.sources.select import is_weights, module_folders
 
 
 def resolve(address: Address) -> Address:
@@ -25,7 +28,7 @@ def resolve(address: Address) -> Address:
             raise SourceError(f"{address} is a file: name the folder that holds the model")
         if not any((path / name).is_file() for name in ("config.json", "modules.json")):
             raise SourceError(f"{address} holds neither config.json nor modules.json: name the model's own folder")
-        lines = sorted(_describe(path))
+        lines = sorted(_describe(file, path) for file in _walk(path))
     except FileNotFoundError:
         raise SourceError(f"{address} does not exist: check the path") from None
     except OSError as error:
@@ -35,16 +38,26 @@ def resolve(address: Address) -> Address:
 
 
 def fetch(job: Job) -> Fetched:
-    """Nothing is copied: the answer points to the folder itself."""
+    """Nothing is copied: the answer points to the folder itself, with its weights hashed."""
     address = resolve(job.address)
-    return Fetched(Path(address.target), address)
+    folder = Path(address.target)
+    names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
+    modules = folder / "modules.json"
+    chosen = job.choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [])
+    fetched = Fetched(folder, address)
+    for name in filter(is_weights, chosen):
+        job.stop.check()
+        fetched.hashes[name] = sha256(folder / name)
+    return fetched
 
 
-def _describe(folder: Path) -> list[str]:
-    lines = []
+def _describe(path: Path, folder: Path) -> str:
+    stat = path.stat()
+    return f"{path.relative_to(folder)}\t{stat.st_size}\t{stat.st_mtime_ns}\n"
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file but those in hidden folders, such as a repository's history."""
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            stat = os.stat(os.path.join(root, name))
-            lines.append(f"{os.path.relpath(os.path.join(root, name), folder)}\t{stat.st_size}\t{stat.st_mtime_ns}\n")
-    return lines
+        yield from (Path(root, name) for name in names)

@@ -35,7 +35,10 @@ _PIP_ERRORS = (
         r"NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError|SSLError|Connection",
         "the package index cannot be reached; check the network, the proxy and pip's configuration",
     ),
-    (r"\b40[13]\b", "the package index refused the request; check pip's configuration and credentials"),
+    (
+        r"HTTP error 40[13]|40[13] Client Error",
+        "the package index refused the request; check pip's configuration and credentials",
+    ),
     (r"DO NOT MATCH THE HASHES", "the download does not match the index's hash; try again"),
     (
         r"No matching distribution|Could not find a version",

@@ -16,6 +16,11 @@ _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 
 
+def is_weights(name: str) -> bool:
+    """Whether a chosen file holds weights, or a graph with them."""
+    return name.endswith(".safetensors") or "model.onnx" in name
+
+
 def module_folders(modules_json: bytes) -> list[str]:
     """The folders that a modules.json names. What is wrong in it is the loader's to refuse, by key."""
     try:

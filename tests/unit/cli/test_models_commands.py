@@ -1,0 +1,213 @@
+"""`shoal pull`, `list`, `show` and `rm` as they are typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal.cli import app
+from shoal.cli.models import age_text, size_text
+from shoal.errors import MissingExtra
+from shoal.models.address import parse_address
+from shoal.models.manifest import Manifest, Verdict, measure
+from shoal.models.store import Store, Stored
+from shoal.types import TextSpec
+
+Shoal = Callable[..., Result]
+
+SPEC = TextSpec(
+    tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16, prompts={"query": "query: "}
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shoal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Shoal:
+    """Run the command line with a store of its own and no settings file."""
+    monkeypatch.chdir(home.parent)
+    environment = {"SHOAL_HOME": str(home), "SHOAL_CONFIG": None, "SHOAL_OFFLINE": None, "NO_COLOR": "1"}
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments], env=environment, catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def put(home: Path) -> Callable[..., Stored]:
+    """Store a model of a few bytes."""
+
+    def put(text: str, *, created: int = 1_700_000_000, verification: Verdict | None = None) -> Stored:
+        store, address = Store(home), parse_address(text)
+        with store.working(address) as partial:
+            (partial / "model.onnx").write_bytes(b"x" * 1500)
+            manifest = Manifest(
+                id=address.id,
+                address=str(address),
+                source=str(address),
+                revision="r1",
+                converter=1,
+                graph="model.onnx",
+                graph_source="built",
+                weights={},
+                conversion="built from config.json and safetensors",
+                parameters=22_713_216,
+                text=SPEC,
+                verification=verification,
+                created=created,
+                files=measure(partial),
+            )
+            return store.commit(partial, address, manifest)
+
+    return put
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local model, a converter that costs nothing, and no engine to verify with."""
+
+    def choose(engine: str) -> str:
+        raise MissingExtra("an engine", "local")
+
+    def convert(folder: Path, target: Path, *, progress: object) -> SimpleNamespace:
+        (target / "model.onnx").write_bytes(b"graph")
+        return SimpleNamespace(spec=SPEC, graph="model.onnx", source="built", parameters=5, text="built by a test")
+
+    monkeypatch.setattr("shoal.models.convert.convert", convert)
+    monkeypatch.setattr("shoal.local.choose", choose)
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    return model
+
+
+def test_pull_stores_a_model(shoal: Shoal, folder: Path, home: Path) -> None:
+    """After pull the model is in the store, and the answer says how to serve it."""
+    result = shoal("pull", f"file:{folder}")
+    assert result.exit_code == 0
+    assert "tiny is ready" in result.stdout
+    assert f"shoal serve file:{folder}" in result.stdout
+    assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
+
+
+def test_pull_errors_are_one_line_with_the_next_step(shoal: Shoal, home: Path) -> None:
+    """A failure is one line on standard error, exit code 1; a wrong address is wrong usage, exit code 2."""
+    failed = shoal("pull", "--offline", "org/tiny")
+    assert failed.exit_code == 1
+    assert failed.stdout == ""
+    assert failed.stderr.startswith("error: hf:org/tiny is not in the store and `offline` is set")
+    assert failed.stderr.count("\n") == 1
+    wrong = shoal("pull", "a/b/c")
+    assert wrong.exit_code == 2
+    assert "org/name" in wrong.stderr
+
+
+def test_list_is_a_table(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """One line a model, newest first, with name, id, size and age; an exact revision is part of the name."""
+    put("org/old@v1")
+    stored = put(
+        "org/a-model-with-quite-a-long-name-that-no-pipe-may-ever-cut-or-fold-" + "x" * 30, created=1_800_000_000
+    )
+    result = shoal("list")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["NAME", "ID", "SIZE", "MODIFIED"]
+    assert lines[1][:4] == [stored.manifest.id, stored.manifest.digest[:12], "2", "kB"]
+    assert lines[2][0] == "org/old@v1"
+    assert lines[2][-1] == "ago"
+
+
+def test_list_as_json(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """--json gives programs the same, in bytes and ISO time; an empty store is an empty list."""
+    assert json.loads(shoal("list", "--json").stdout) == []
+    stored = put("org/tiny")
+    (entry,) = json.loads(shoal("list", "--json").stdout)
+    assert entry["name"] == "org/tiny"
+    assert entry["size"] == 1500
+    assert entry["modified"] == "2023-11-14T22:13:20+00:00"
+    assert entry["path"] == str(stored.path)
+
+
+@pytest.mark.parametrize("name", ["org/tiny", "hf:org/tiny"])
+def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[..., Stored], name: str) -> None:
+    """What the files say of the model, for people and for programs."""
+    put("org/tiny", verification=Verdict("the graph agrees", 0.9999))
+    shown = shoal("show", name).stdout
+    for part in ("query: ", "22713216", "2 kB", "the graph agrees", "built from config.json"):
+        assert part in shown
+    facts = json.loads(shoal("show", name, "--json").stdout)
+    assert (facts["dimension"], facts["max_tokens"], facts["verified"]) == (8, 16, "the graph agrees")
+
+
+def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """The default model answers to its short name here, too."""
+    put("sentence-transformers/all-MiniLM-L6-v2")
+    assert shoal("show", "all-MiniLM-L6-v2").exit_code == 0
+
+
+def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """--verify says that all is well, or names the damaged file and the way to mend it with exit code 1."""
+    stored = put("org/tiny")
+    assert "all 1 files" in shoal("show", "org/tiny", "--verify").stdout
+    stored.graph.write_bytes(b"y" * 1500)
+    result = shoal("show", "org/tiny", "--verify", "--json")
+    assert result.exit_code == 1
+    assert "model.onnx has changed" in result.stderr
+    assert "shoal pull --refresh hf:org/tiny" in result.stderr
+    assert "model.onnx" in json.loads(result.stdout)["damaged"][0]
+
+
+def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """A misspelt name is refused with what was probably meant."""
+    put("org/tiny")
+    for verb in ("show", "rm"):
+        result = shoal(verb, "org/tinny")
+        assert result.exit_code == 1
+        assert "did you mean org/tiny?" in result.stderr
+    assert "`shoal list`" in shoal("show", "unlike-anything").stderr
+
+
+def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[..., Stored], home: Path) -> None:
+    """A revision removes itself; the bare name removes what is left."""
+    for text in ("org/tiny", "org/tiny@v1", "org/tiny@v2", "org/other"):
+        put(text)
+    assert shoal("rm", "org/tiny@v1").stdout == "removed org/tiny@v1 (2 kB)\n"
+    assert len(Store(home).entries()) == 3
+    assert shoal("rm", "org/tiny").stdout.count("removed") == 2
+    assert [one.manifest.id for one in Store(home).entries()] == ["org/other"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (90_868_376, "91 MB"), (999_600_000, "1.0 GB"), (12.34e9, "12.3 GB")],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    """Sizes are in powers of ten, three digits at most."""
+    assert size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (60, "1 minute ago"),
+        (7200, "2 hours ago"),
+        (3 * 86400, "3 days ago"),
+        (8 * 86400, "1 week ago"),
+        (61 * 86400, "2 months ago"),
+        (800 * 86400, "2 years ago"),
+    ],
+)
+def test_ages_for_people(seconds: float, text: str) -> None:
+    """Ages are in the largest unit that fits."""
+    assert age_text(seconds) == text

@@ -1,0 +1,35 @@
+"""Progress bars."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from shoal.cli.progress import TerminalProgress
+
+
+def draw(*, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=160, no_color=True)
+    with TerminalProgress(console) as progress:
+        progress.fetched("hf:org/[tiny]", 0, None)
+        progress.fetched("hf:org/[tiny]", 50_000_000, 100_000_000)
+        progress.noted("the hub [cannot] be reached")
+        progress.worked("convert", 0.5)
+        progress.worked("convert", 1.0)
+    return out.getvalue()
+
+
+def test_a_terminal_sees_bars() -> None:
+    """Downloads show bytes, steps show per cent; names are shown as they are."""
+    shown = draw(terminal=True)
+    assert "hf:org/[tiny]" in shown
+    assert "50.0/100.0 MB" in shown
+    assert "100 %" in shown
+    assert "the hub [cannot] be reached" in shown
+
+
+def test_a_log_sees_notes_alone() -> None:
+    """Off a terminal there are no bars and no escape codes."""
+    assert draw(terminal=False) == "the hub [cannot] be reached\n"
