@@ -154,6 +154,8 @@ def wrk(server: Server, tokens: int, clients: int, seconds: float, *, expected: 
     found: dict[str, Any] = json.loads(output.partition("RESULT ")[2].splitlines()[0])
     if found["sent"] > count:
         raise RuntimeError(f"{found['sent']} requests, but only {count} distinct texts: raise `expected`")
+    if found["errors"] or not found["requests"]:
+        raise RuntimeError(f"a run with errors, or without answers, measures nothing: {found}")
     found["per_s"] = round(found["requests"] / found["seconds"], 1)
     return found
 
@@ -162,7 +164,7 @@ def stored(model: str = "") -> Any:
     """The model's entry in the store (the newest one without a name). Exits when there is none."""
     from shoal.models.store import Store
 
-    found = [one for one in Store(home()).list() if not model or model in (one.manifest.id, one.manifest.address)]
+    found = [one for one in Store(home()).entries() if not model or model in (one.manifest.id, one.manifest.address)]
     if not found:
         raise SystemExit("there is no model in the store: run `shoal pull` first")
     return found[0]
@@ -210,6 +212,7 @@ def write(name: str, method: str, results: Any, packages: tuple[str, ...] = PACK
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `with Server` ends its process
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--model", default="", help="address to serve; the default model without")
     made.add_argument("--rounds", type=int, default=3, help="runs of each measurement; medians are reported")

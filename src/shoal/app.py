@@ -24,6 +24,8 @@ from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.settings import Settings
 from shoal.surfaces import SURFACES, Front, Options, build_app
+from shoal.surfaces.openapi import OpenApi
+from shoal.web import Pages
 
 logger = logging.getLogger("shoal")
 
@@ -64,7 +66,9 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         observer.attach(lambda: _states(registry), lambda: _queues(registry))
         await stack.enter_async_context(LoopLag(observer.lagged))
         options = Options.of(loaded.settings, observer.render)
-        yield App(gateway, build_app(gateway, [make(options) for make in SURFACES], options), tasks)
+        surfaces = [make(options) for make in SURFACES]
+        front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
+        yield App(gateway, front, tasks)
 
 
 def _register(registry: Registry, loaded: Loaded, text: str) -> Model:

@@ -18,7 +18,7 @@ from shoal.backends import Checked, EngineOptions, choose, opener
 from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
 from shoal.errors import MissingExtra, ShoalError
 from shoal.models.address import Address
-from shoal.models.prepare import SOURCE, prepare
+from shoal.models.prepare import prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access
 from shoal.models.store import Store, Stored
@@ -171,14 +171,9 @@ def space_of(stored: Stored) -> str:
     They cover the weights as published (not the converted graph, whose bytes may change with the converter) and what
     the text specification does to a vector: pooling, prompts and normalisation.
     """
-    weights = sorted(
-        facts.sha256
-        for file, facts in stored.manifest.files.items()
-        if file.startswith(f"{SOURCE}/") and file.endswith((".safetensors", ".onnx", ".onnx_data"))
-    )
     spec: TextSpec = stored.manifest.text
     told = [
-        weights,
+        sorted(stored.manifest.weights.values()),
         spec.pooling,
         sorted(spec.prompts.items()),
         spec.default_prompt_name,

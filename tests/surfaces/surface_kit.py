@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,6 +200,3 @@ def serve(runner: Told | None = None, **options: Any) -> Server:
 
 def raising(error: ShoalError | Exception) -> Server:
     return serve(Told(error=error))
-
-
-Call = Callable[..., Awaitable[Answer]]

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -105,12 +104,11 @@ async def test_body_of_just_the_limit() -> None:
     assert (await serve(max_body_bytes=len(body) - 1).call("POST", "/v1/embeddings", body=body)).status == 413
 
 
-async def test_slow_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_bodies() -> None:
     """A body that does not come is 408, and the connection ends."""
-    monkeypatch.setattr(_body, "LINGER_S", 0.001)
     server = serve(body_timeout_s=0.01)
     exchange = Exchange([b"x"], silent=True)
-    scope = request_scope("POST", "/v1/embeddings", {"content-length": "500000"})
+    scope = request_scope("POST", "/v1/embeddings", {"content-length": "5"})
     await server.app(scope, exchange.receive, exchange.send)
     answer = exchange.answer()
     assert (answer.status, answer.headers["connection"]) == (408, "close")
@@ -302,11 +300,11 @@ async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
         await server.call("GET", "/nowhere")
     first, second = (record.__dict__ for record in caplog.records if record.name == "shoal.access")
     expected = {"method": "POST", "path": "/v1/embeddings", "status": 200, "model": MODEL, "items": 2, "tokens": 7}
-    expected |= {"batch": 7, "queue_ms": 1.25, "client": "127.0.0.1"}
+    expected |= {"batch_size": 7, "queue_ms": 1.25, "client": "127.0.0.1"}
     assert {name: first[name] for name in expected} == expected
     assert first["ms"] > 0
     assert first["request_id"].startswith("req_")
-    assert (second["status"], second["model"], second["batch"]) == (404, "", 0)
+    assert (second["status"], second["model"], second["batch_size"]) == (404, "", 0)
     assert "secret" not in caplog.text
 
 
@@ -404,28 +402,26 @@ async def test_a_stream_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_lifespan() -> None:
-    """What the app puts around the time of serving is entered at the start and left at the end."""
-    seen: list[str] = []
-
-    @asynccontextmanager
-    async def life(app: Any) -> AsyncIterator[None]:
-        seen.append("in")
-        yield
-        seen.append("out")
-
-    app = build_app(Gateway(Registry()), [Streamer()], Options(), life)
-    events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+@pytest.mark.parametrize(
+    ("kind", "events", "answers"),
+    [
+        ("lifespan", ["startup", "shutdown"], ["lifespan.startup.complete", "lifespan.shutdown.complete"]),
+        ("websocket", ["connect"], ["websocket.close"]),
+    ],
+)
+async def test_what_is_not_http(kind: str, events: list[str], answers: list[str]) -> None:
+    """Any ASGI server may start and stop the app, and a websocket is refused."""
+    said = iter(events)
     sent: list[str] = []
 
     async def receive() -> Any:
-        return next(events)
+        return {"type": f"{kind}.{next(said)}"}
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
 
-    await app({"type": "lifespan", "state": {}}, receive, send)
-    assert (seen, sent) == (["in", "out"], ["lifespan.startup.complete", "lifespan.shutdown.complete"])
+    await Streamer().app()({"type": kind, "path": "/stream", "headers": [], "state": {}}, receive, send)
+    assert sent == answers
 
 
 async def settled() -> None:

@@ -60,12 +60,11 @@ async def test_no_model_can_answer() -> None:
 
 
 async def test_draining() -> None:
-    """Not ready, but alive; connections end with their replies."""
+    """Not ready, but alive."""
     server = serve()
     server.gateway.draining = True
     answer = await server.call("GET", "/health/ready")
     assert (answer.status, answer.json()["status"]) == (503, "draining")
-    assert answer.headers["connection"] == "close"
     assert (await server.call("GET", "/health/live")).status == 200
 
 

@@ -29,14 +29,16 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "server": {"errors"},
     "core": LEAVES,
     "pipelines": SEAMS,
-    "backends": SEAMS | {"core.threads"},
+    "backends": SEAMS,
     "observability": SEAMS,
     "models": SEAMS,
     "surfaces": LEAVES | {"core"},
     "web": LEAVES | {"core", "surfaces"},
     "bench": LEAVES,
-    "cli": LEAVES | {"app", "bench", "config", "core", "models", "observability", "server", "settings"},
+    "cli": LEAVES | {"app", "bench", "config", "core", "local", "models", "observability", "server", "settings"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
+    # The composition root: `app`, and `local` for what it shares with the command line.
+    "local": SEAMS | {"backends", "models", "pipelines", "settings"},
     "app": None,
 }
 LEAF_LIBRARIES = {"msgspec", "numpy"}

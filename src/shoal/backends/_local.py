@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from shoal.backends._ports import Port, checked, example
 from shoal.backends._shapes import Shape, WarmUp, is_probe
 from shoal.backends._slots import Slots
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import BackendError, CapacityError, InputRejected, TransportFailed
+from shoal.errors import InputRejected, TransportFailed
 from shoal.types import Array
 
 SOLO_ITEMS = 8
@@ -128,21 +127,22 @@ class LocalEngine:
         times: list[float] = []
         for _ in range(3 if is_probe(shape) else 1):
             begin = time.perf_counter()
-            await self._run_everywhere(self._slots, shape)
-            times.append(time.perf_counter() - begin)
+            if await self._run_everywhere(self._slots, shape):
+                times.append(time.perf_counter() - begin)
         if self._wide is not None and shape.size <= SOLO_ITEMS:
             await self._run_everywhere(self._wide, shape)
         warm.record(shape, times)
-        if len(times) > 1:
+        if warm.cost != self._facts.cost:
             self._facts = replace(self._facts, cost=warm.cost)
         return True
 
-    async def _run_everywhere(self, slots: Slots, shape: Shape) -> None:
+    async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:
+        """Whether it went well; a shape that the graph refuses is simply not warm."""
         feeds = example(self._ports, shape.size, shape.length)
         deadline = time.monotonic() + WARM_DEADLINE_S
         runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))
-        with contextlib.suppress(BackendError, CapacityError):  # a shape that the graph refuses is simply not warmed
-            await asyncio.gather(*runs)
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        return not any(isinstance(result, BaseException) for result in results)
 
     def _lanes(self) -> tuple[Slots, ...]:
         return (self._slots,) if self._wide is None else (self._slots, self._wide)

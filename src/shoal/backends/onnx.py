@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         ports,
         Slots(_Run(session, pool) for _ in range(slots)),
         warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
-        ends=[pool.shutdown],
+        ends=[partial(pool.shutdown, wait=False)],  # its threads have nothing left to do by then
     )
     await engine.warm_up(options.warm_up_s)
     return engine

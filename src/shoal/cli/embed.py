@@ -58,9 +58,11 @@ def embed(
         vectors = _remote(url.rstrip("/"), key, given, {"model": model, **wishes})
     else:
         from shoal.app import open_app
+        from shoal.cli.progress import TerminalProgress
 
-        opening = open_app(loaded, (model,) if model else loaded.served[:1])
-        vectors = asyncio.run(_local(opening, given, wishes))
+        with TerminalProgress() as progress:
+            opening = open_app(loaded, (model,) if model else loaded.served[:1], progress)
+            vectors = asyncio.run(_local(opening, given, wishes))
     _write(vectors, output)
 
 

@@ -52,9 +52,11 @@ def serve(
         _log.info("listening on %s, loading models", url(settings.host, port))
         # Only now: a port in use or a wrong setting is told before the parts that take time to import.
         from shoal.app import open_app
+        from shoal.cli.progress import TerminalProgress
 
+        progress = stack.enter_context(TerminalProgress())
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(open_app(loaded, loaded.served), loaded.settings, sockets))
+        runner.run(_serve(open_app(loaded, loaded.served, progress), loaded.settings, sockets))
 
 
 async def _serve(

@@ -12,8 +12,7 @@ from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.contract import Contract, read_contract, shipped_graph
 from shoal.models.graphs.head import POOLED, SENTENCE
 from shoal.models.graphs.shipped import take_shipped
-from shoal.models.graphs.text import build_text_graph, graph_inputs
-from shoal.models.graphs.weights import has_weights
+from shoal.models.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.types import TextSpec
 
@@ -87,17 +86,8 @@ def convert_checked(
     return msgspec.structs.replace(converted, text=text), check(converted)
 
 
-def can_build(folder: Path, contract: Contract) -> bool:
-    """Whether Shoal can build the graph itself: a known family, and weights that it may read."""
-    return contract.encoder is not None and has_weights(folder, contract.encoder_path)
-
-
 def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
-    if contract.encoder is None:
-        raise ModelFileError("this architecture cannot be built and ships no graph", file=contract.file("config.json"))
-    built = build_text_graph(
-        folder, contract, contract.encoder, target / GRAPH, progress=lambda fraction: tell("convert", fraction)
-    )
+    built = build_text_graph(folder, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
     return Converted(
         spec=_spec(contract, graph_inputs(contract), POOLED),
         contract=contract,

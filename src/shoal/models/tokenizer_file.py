@@ -1,7 +1,7 @@
 """The tokenizer.json that a served model keeps: the model's own, or one built exactly from its vocabulary files.
 
-Where tokenizer_config.json and tokenizer.json disagree, transformers lets the former win for the BERT and RoBERTa
-tokenizers; so does this.
+transformers 5 takes only the vocabulary of a BERT, MPNet or RoBERTa tokenizer from tokenizer.json, and how texts are
+normalised and split from tokenizer_config.json; where the two disagree, so does this.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
 
 def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
     """Put tokenizer_config's settings into a tokenizer.json; answers whether that changed anything."""
-    normalizer, splitter = data.get("normalizer"), data.get("pre_tokenizer")
+    model = data.get("model")
+    model_type = model.get("type") if isinstance(model, dict) else None
     wanted: dict[str, Any] = {}
-    part: Any = None
-    if kind in _WORDPIECE and isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        part, wanted = normalizer, _bert_normalizer(config)
-    elif kind in _BYTE_LEVEL and isinstance(splitter, dict) and splitter.get("type") == "ByteLevel":
-        part, wanted = splitter, {"add_prefix_space": config.boolean("add_prefix_space", False)}
-    changes = {key: value for key, value in wanted.items() if part.get(key) != value}
-    if changes:
-        part.update(changes)
+    if kind in _WORDPIECE and model_type == "WordPiece":
+        normalizer = {"type": "BertNormalizer", "clean_text": True, **_bert_normalizer(config)}
+        wanted = {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    elif kind in _BYTE_LEVEL and model_type == "BPE":
+        spaced = config.boolean("add_prefix_space", False)
+        splitter = {"type": "ByteLevel", "add_prefix_space": spaced, "trim_offsets": True, "use_regex": True}
+        wanted = {"normalizer": None, "pre_tokenizer": splitter}
+    changes = {key: value for key, value in wanted.items() if data.get(key) != value}
+    data.update(changes)
     return bool(changes)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.errors import VerificationFailed
 from shoal.models.contract import Contract
-from shoal.models.graphs.weights import has_weights
+from shoal.models.graphs.text import can_build
 from shoal.models.reference import embed
 from shoal.types import Array, TextSpec
 
@@ -63,7 +63,7 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
     outputs = tuple(dict.fromkeys((spec.sentence_embedding, spec.pooled)))
     got = run(batch, outputs)
     encoder = contract.encoder
-    if encoder is not None and has_weights(source, contract.encoder_path):
+    if encoder is not None and can_build(source, contract):
         lengths = batch["attention_mask"].sum(axis=1)
         skips = (batch["attention_mask"] - batch.get("pooling_mask", batch["attention_mask"])).sum(axis=1)
         texts = [row[:length] for row, length in zip(batch["input_ids"], lengths, strict=True)]

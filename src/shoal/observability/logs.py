@@ -10,11 +10,11 @@ import logging
 import os
 import re
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, TextIO, TypeAlias
 
@@ -34,6 +34,13 @@ request_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
 """Set by whoever begins a request; every record made inside it carries the id."""
 
 _State: TypeAlias = tuple[logging.Logger, list[logging.Handler], int, bool]
+GATHER_S = 0.02
+"""How long records gather before they are written: waking a thread for every line costs the event loop more than the
+line itself."""
+
+_CHUNK = 32  # lines formatted in one go, about 0.3 ms, so that the event loop gets the interpreter back
+_WAITING = 100_000  # records kept for a terminal or pipe that has stalled; beyond that the oldest go
+_MARKS = ("bearer", "hf_", "sk-")
 _SECRETS = re.compile(r"(?i)(bearer\s+|\bhf_|\bsk-)[\w.~+/=-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
@@ -42,9 +49,10 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICA
 class Logs:
     """Logging as `configure` set it up; leaving it, or `close`, writes what is pending and puts the loggers back."""
 
-    def __init__(self, listener: QueueListener, before: Sequence[_State]) -> None:
-        self._listener: QueueListener | None = listener
+    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, bool]) -> None:
+        self._writer: _Writer | None = writer
         self._before = before
+        self._records = records
 
     def __enter__(self) -> Logs:
         return self
@@ -55,13 +63,15 @@ class Logs:
         self.close()
 
     def close(self) -> None:
-        if self._listener is not None:
+        if self._writer is not None:
             for logger, handlers, level, propagate in self._before:
                 logger.handlers[:] = handlers
                 logger.setLevel(level)
                 logger.propagate = propagate
-            self._listener.stop()
-            self._listener = None
+            for name, wanted in self._records.items():
+                setattr(logging, name, wanted)
+            self._writer.close()
+            self._writer = None
 
 
 def configure(
@@ -86,12 +96,7 @@ def configure(
     as_text = format == "text" or (format == "auto" and terminal)
     colour = terminal and not (os.environ if environ is None else environ).get("NO_COLOR")
 
-    writer = logging.StreamHandler(out)
-    writer.setFormatter(TextFormatter(colour=colour) if as_text else JsonFormatter())
-    records: SimpleQueue[Any] = SimpleQueue()
-    entry = _Entry(records)
-    listener = QueueListener(records, writer)
-
+    writer = _Writer(out, TextFormatter(colour=colour) if as_text else JsonFormatter())
     levels = {
         "": logging.WARNING,
         "shoal": number,
@@ -105,20 +110,71 @@ def configure(
     loggers = {name: logging.getLogger(name) for name in levels}
     before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers.values()]
     for name, logger in loggers.items():
-        logger.handlers[:] = [] if name else [entry]
+        logger.handlers[:] = [] if name else [_Entry(writer)]
         logger.setLevel(levels[name])
         logger.propagate = True
-    listener.start()
-    return Logs(listener, before)
+    # a record need not look up what no format shows (the documented way to make logging cheaper)
+    records = {name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing")}
+    for name in records:
+        setattr(logging, name, False)
+    return Logs(writer, before, records)
 
 
-class _Entry(QueueHandler):
+class _Entry(logging.Handler):
     """Hands records over to the writing thread as they are; formatting happens there."""
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
         if not hasattr(record, "request_id") and (current := request_id.get()):
             record.request_id = current
-        return record
+        self._writer.add(record)
+
+
+class _Writer:
+    """A thread that formats and writes what `add` gave it; `close` returns when everything is written."""
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        self._stream = stream
+        self._formatter = formatter
+        self._records: deque[logging.LogRecord] = deque(maxlen=_WAITING)
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def add(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not (self._closing.is_set() and not self._records):
+            self._wake.wait()
+            self._closing.wait(GATHER_S)
+            self._wake.clear()
+            while self._records:
+                self._write([self._records.popleft() for _ in range(min(_CHUNK, len(self._records)))])
+
+    def _write(self, records: list[logging.LogRecord]) -> None:
+        try:
+            self._stream.write("".join(self._line(record) for record in records))
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal or the pipe is gone; there is nowhere left to say so
+            pass
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self._formatter.format(record) + "\n"
+        except Exception as error:  # a call with wrong arguments must cost its own line, not the log
+            return f"{record.levelname.lower()} {record.name}: a record could not be formatted: {error!r}\n"
 
 
 class JsonFormatter(logging.Formatter):
@@ -129,12 +185,12 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _masked(record.getMessage()),
+            "message": record.getMessage(),
         }
         entry.update(_fields(record))
         if record.exc_info:
-            entry["error"] = _masked(self.formatException(record.exc_info))
-        return orjson.dumps(entry, default=str).decode()
+            entry["error"] = self.formatException(record.exc_info)
+        return _masked(orjson.dumps(entry, default=str).decode())
 
 
 class TextFormatter(logging.Formatter):
@@ -152,14 +208,14 @@ class TextFormatter(logging.Formatter):
             message = " ".join(str(fields.pop(name, "-")) for name in ("method", "path", "status"))
             fields = {name: value for name, value in fields.items() if value}  # a page or a probe has no batch
         else:
-            message = _masked(record.getMessage())
+            message = record.getMessage()
         shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
         line = f"{self._paint('2', time)} {level} {_CONTROL.sub(_escaped, message)}"
         if shown:
             line += "  " + self._paint("2", _CONTROL.sub(_escaped, shown))
         if record.exc_info:
-            line += "\n" + _masked(self.formatException(record.exc_info)).replace("\x1b", "\\x1b")
-        return line
+            line += "\n" + self.formatException(record.exc_info).replace("\x1b", "\\x1b")
+        return _masked(line)
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
@@ -167,7 +223,7 @@ class TextFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     found = ((name, record.__dict__.get(name)) for name in FIELDS)
-    return {name: _masked(value) if isinstance(value, str) else value for name, value in found if value is not None}
+    return {name: value for name, value in found if value is not None}
 
 
 def _shown(value: object) -> str:
@@ -175,7 +231,8 @@ def _shown(value: object) -> str:
 
 
 def _masked(text: str) -> str:
-    return _SECRETS.sub(r"\1***", text)
+    lowered = text.lower()
+    return _SECRETS.sub(r"\1***", text) if any(mark in lowered for mark in _MARKS) else text
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in bytes and in time, and refused before it is read where that can be known."""
+"""Reading a request's body: bounded in bytes, and refused before it is read where that can be known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shoal.errors import BodyTooLarge, Cancelled, Malformed, RequestTimeout, UnsupportedMediaType
+from shoal.errors import BodyTooLarge, Cancelled, Malformed, UnsupportedMediaType
 from shoal.surfaces._request import Request
 
 Receive = Callable[[], Awaitable[Any]]
@@ -39,33 +39,21 @@ def check_head(request: Request, limit: int, json: bool) -> None:
             raise _too_large(limit)
 
 
-async def read_body(receive: Receive, limit: int, timeout_s: float) -> bytes:
-    """The whole body. Raises BodyTooLarge, RequestTimeout, and Cancelled when the client leaves half-way."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-            first: bytes = message.get("body", b"")
-            if message["type"] == "http.request" and not message.get("more_body", False) and len(first) <= limit:
-                return first
-            return await _read_rest(receive, message, limit)
-    except TimeoutError:
-        raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s; send it faster.") from None
-
-
-async def _read_rest(receive: Receive, message: Any, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises BodyTooLarge, and Cancelled when the client leaves half-way."""
     pieces: list[bytes] = []
     size = 0
     while True:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("The client left while it sent the body.")
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > limit:
             raise _too_large(limit)
-        pieces.append(piece)
         if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await receive()
+            return b"".join([*pieces, piece]) if pieces else piece
+        pieces.append(piece)
 
 
 def leaves_unread(request: Request) -> bool:

@@ -12,13 +12,12 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Router
 
 from shoal.core.protocols import Surface
-from shoal.errors import Cancelled, InternalError, RequestTimeout, ShoalError
+from shoal.errors import Cancelled, InternalError, ShoalError
 from shoal.surfaces._auth import Gate
 from shoal.surfaces._body import Receive, check_head, leaves_unread, linger, read_body
 from shoal.surfaces._cors import Cors
@@ -29,7 +28,6 @@ from shoal.surfaces._watch import Watch
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 Send = Callable[[Any], Any]
 
 log = logging.getLogger("shoal.http")
@@ -37,36 +35,33 @@ access_log = logging.getLogger("shoal.access")
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
+_NOT_HTTP = Router()  # says yes to start and stop, and no to websockets
 _CLOSE = (b"connection", b"close")
+_LAST = {408, 499}  # the body was late, or its sender left: what comes next on this connection is no new request
 
 
-def build_app(
-    gateway: Gateway, surfaces: Sequence[Surface], options: Options, lifespan: Lifespan | None = None
-) -> Front:
+def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Front:
     """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
 
-    `lifespan` is an async context manager around the time of serving, as Starlette takes it. Raises ConfigError for
-    options that cannot work, and ValueError when two surfaces claim the same method of a path.
+    Raises ConfigError for options that cannot work, and ValueError when two surfaces claim the same method of a path.
     """
-    return Front(gateway, surfaces, options, lifespan)
+    return Front(Routes(surfaces, gateway), options)
 
 
 class Front:
-    def __init__(
-        self, gateway: Gateway, surfaces: Sequence[Surface], options: Options, lifespan: Lifespan | None
-    ) -> None:
-        self._gateway = gateway
+    """`routes` is the table that it serves, for who wants to look at all of it."""
+
+    def __init__(self, routes: Routes, options: Options) -> None:
         self._options = options
-        self.routes = Routes(surfaces, gateway)
+        self.routes = routes
         self._gate = Gate(options)
         self._cors = Cors(options.cors_origins)
-        self._shell = Router(lifespan=lifespan)  # start, stop, and the refusal of websockets
         self._id_prefix = f"req_{os.urandom(6).hex()}"
         self._count = itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._shell(scope, receive, send)
+            await _NOT_HTTP(scope, receive, send)
             return
         request = Request(scope, time.monotonic())
         request.id = self._request_id(request)
@@ -82,8 +77,9 @@ class Front:
                 preflight = self._cors.preflight(request, self.routes.allowed(request.path))
                 reply = preflight or _rendered(found.surface, found.error)
             else:
-                await self._admit(request, found, receive)
-                with Watch(receive) as watch:
+                with Watch(receive, self._options.body_timeout_s) as watch:
+                    await self._admit(request, found, receive)
+                    watch.body_read()
                     reply = await found.operation.endpoint(request)
                     if isinstance(reply.body, AsyncIterator):
                         return await self._stream(request, reply, reply.body, watch, send)
@@ -101,7 +97,7 @@ class Front:
         if operation.method != "GET":
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
             check_head(request, limit, json=operation.request is not None)
-            request.body = await read_body(receive, limit, self._options.body_timeout_s)
+            request.body = await read_body(receive, limit)
         request.body_read = True
 
     async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
@@ -142,7 +138,7 @@ class Front:
 
     def _headers(self, request: Request, reply: Reply) -> Headers:
         headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF, *self._cors.headers(request)]
-        if self._gateway.draining or leaves_unread(request):
+        if reply.status in _LAST or leaves_unread(request):
             headers.append(_CLOSE)
         return headers
 
@@ -167,8 +163,6 @@ class Front:
 def _rendered(surface: Surface, error: ShoalError) -> Reply:
     status, headers, body = surface.render_error(error)
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    if isinstance(error, RequestTimeout | Cancelled):
-        raw.append(_CLOSE)
     return Reply(status, raw, body)
 
 
@@ -212,7 +206,7 @@ def _log_access(request: Request, status: int) -> None:
             "model": request.model,
             "items": request.items,
             "tokens": sum(request.result.tokens) if request.result is not None else 0,
-            "batch": facts.size if facts is not None else 0,
+            "batch_size": facts.size if facts is not None else 0,
             "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
             "replica": facts.replica if facts is not None else "",
             "request_id": request.id,

@@ -1,60 +1,79 @@
-"""Notices that the client of a running request has left, and stops the work."""
+"""Notices that the client of a request is too slow, or has left, and stops the work."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from shoal.errors import Cancelled
+from shoal.errors import Cancelled, RequestTimeout
 
 PATIENCE_S = 0.01
-"""Most requests are answered sooner, and those pay for a timer only, not for a task."""
+"""Most requests are answered sooner, and those pay for one timer only, not for a second one or for a task."""
 
 
 class Watch:
-    """`with Watch(receive):` around the work of the current task, whose body has been read.
+    """`with Watch(receive, timeout):` around the work of the current task; `body_read()` in it, when that is so.
 
-    When the client leaves, what the task awaits is cancelled and the block raises Cancelled. A cancellation from
-    elsewhere passes unchanged. Whatever happens, no task stays behind.
+    Before, what the task awaits is cancelled after `timeout` seconds, and the block raises RequestTimeout. After, it
+    is cancelled when the client leaves, and the block raises Cancelled; nobody else may call `receive` then. A
+    cancellation from elsewhere passes unchanged. Whatever happens, no task stays behind.
     """
 
-    __slots__ = ("_gone", "_receive", "_task", "_timer", "_watcher")
+    __slots__ = ("_body_read", "_impatient", "_loop", "_receive", "_task", "_timeout", "_timer", "_watcher", "_why")
 
-    def __init__(self, receive: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, receive: Callable[[], Awaitable[Any]], timeout: float) -> None:
         self._receive = receive
-        self._gone = False
-        self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timeout = timeout
+        self._body_read = False
+        self._impatient = False
+        self._why: Literal["", "late", "gone"] = ""
         self._watcher: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
-        self._timer = loop.call_later(PATIENCE_S, self._begin, loop)
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
+        self._timer = self._loop.call_later(PATIENCE_S, self._lose_patience)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
-        if kind is asyncio.CancelledError and self._gone and self._task is not None and self._task.uncancel() == 0:
-            raise Cancelled("The client left before the answer was ready.") from None
+        if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
+            if self._why == "gone":
+                raise Cancelled("The client left before the answer was ready.") from None
+            raise RequestTimeout(f"The body did not arrive within {self._timeout:g} s; send it faster.") from None
+
+    def body_read(self) -> None:
+        self._body_read = True
+        if self._impatient:
+            self._timer.cancel()
+            self._watch()
 
     def stop(self) -> None:
-        """From here on a client that leaves is not noticed; may be called twice."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """From here on nothing is cancelled any more; may be called twice."""
+        self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._watcher = loop.create_task(self._until_gone())
+    def _lose_patience(self) -> None:
+        self._impatient = True
+        if self._body_read:
+            self._watch()
+        else:
+            self._timer = self._loop.call_later(max(0.0, self._timeout - PATIENCE_S), self._cancel, "late")
+
+    def _watch(self) -> None:
+        self._watcher = self._loop.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if self._watcher is not None and self._task is not None:
-            self._gone = True
+        if self._watcher is not None:
+            self._cancel("gone")
+
+    def _cancel(self, why: Literal["late", "gone"]) -> None:
+        self._why = why
+        if self._task is not None:
             self._task.cancel()

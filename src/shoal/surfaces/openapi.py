@@ -48,7 +48,7 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
         "name": "x-shoal-class",
         "in": "header",
         "description": "Who waits: a person (interactive) or a job (bulk). Without it the number of inputs decides.",
-        "schema": {"enum": ["interactive", "bulk"]},
+        "schema": {"type": "string", "enum": ["interactive", "bulk"]},
     },
 }
 PHRASES = {status.value: status.phrase for status in HTTPStatus}

@@ -26,6 +26,7 @@ _ERRORS: dict[int, Any] = {
     **dict.fromkeys((400, 422, 424, 429, 500, 503, 504), _wire.TeiError),
     **dict.fromkeys((403, 408, 413, 415), str),
 }
+_UNREADABLE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
 _TIMES = {
     "x-compute-type": "Backend and precision that computed it.",
     "x-compute-time": "Milliseconds in all.",
@@ -62,6 +63,7 @@ class Tei:
                     errors=_ERRORS,
                     headers={**_facts.DOCUMENTED, **_TIMES},
                     example={"inputs": ["What is Deep Learning?"]},
+                    description=_UNREADABLE,
                 )
                 for path in ("/embed", "/")  # clients that are given nothing but the server's address post to /
             ),
@@ -74,6 +76,7 @@ class Tei:
                 response=list[list[_wire.TeiToken]],
                 errors=_ERRORS,
                 example={"inputs": "What is Deep Learning?"},
+                description=_UNREADABLE,
             ),
             Operation(
                 method="POST",
@@ -84,6 +87,7 @@ class Tei:
                 response=list[str],
                 errors=_ERRORS,
                 example={"ids": [101, 2023, 102]},
+                description=_UNREADABLE,
             ),
             Operation(
                 method="GET",

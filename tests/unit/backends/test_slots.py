@@ -76,7 +76,7 @@ async def test_errors_cross_by_the_table_and_free_the_worker(
 
 
 async def test_the_deadline_answers_at_once_and_keeps_the_worker() -> None:
-    """The caller hears DeadlineExceeded while the engine is still busy; nobody else gets that worker before it is done."""
+    """The caller hears DeadlineExceeded while the engine is busy; nobody else gets that worker before it is done."""
     worker = StepWorker()
     slots = Slots([worker])
     with pytest.raises(DeadlineExceeded):

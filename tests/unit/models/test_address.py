@@ -155,6 +155,7 @@ def test_addresses_of_every_scheme(text: str, address: Address) -> None:
         ("triton://host:99999", "host:port"),
         ("triton://-x", "host:port"),
         ("triton://[zz::1]:1", "host:port"),
+        ("triton://[1:2]:1", "host:port"),
         ("openai+http://user:key@host/v1#m", "configuration"),
         ("openai+http://host/v1?x=1#m", "'?'"),
         ("openai+http://host/%2e%2e#m", "'%'"),

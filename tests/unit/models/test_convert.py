@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import ModelFileError, VerificationFailed
-from shoal.models.convert import Converted, can_build, convert, convert_checked
+from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
+from shoal.models.convert import Converted, convert, convert_checked
+from shoal.models.graphs.text import can_build
 from shoal.models.verify import require, verify
 from shoal.types import TextSpec, pack, unpack
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, vocabulary, write_json
@@ -182,3 +184,21 @@ def test_lower_precision_is_measured_not_assumed(tmp_path: Path, engine: str) ->
     made = convert(folder, out(folder))
     run = RUNS[engine](out(folder) / made.graph)
     assert verify(folder, made.contract, out(folder), made.spec, run).passed
+
+
+def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> None:
+    """A pooled graph holds its Dense; a pickled copy beside it is neither read nor in the way."""
+    folder = checkpoint(tmp_path, after=("Dense",))
+    dense(folder, "2_Dense", HIDDEN, HIDDEN)
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    ship(folder, outputs=("sentence_embedding",))
+    source, _, verdict = check(folder, out(folder))
+    assert source == "shipped"
+    assert "agrees with itself" in verdict
+
+
+def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message holds the command that adds it."""
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'shoal\[local\]'"):
+        convert(checkpoint(tmp_path), out(tmp_path))

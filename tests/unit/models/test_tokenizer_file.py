@@ -52,6 +52,16 @@ def test_tokenizer_config_decides_on_lower_case(tmp_path: Path, config: dict[str
     assert normalizer["lowercase"] is lower
 
 
+def test_settings_of_a_byte_level_tokenizer_are_followed(tmp_path: Path) -> None:
+    """add_prefix_space of tokenizer_config.json replaces that of tokenizer.json."""
+    folder = byte_level(tmp_path)
+    written(folder)
+    (folder / "served.json").rename(folder / "tokenizer.json")
+    assert written(folder).encode("fi").tokens == ["<s>", "fi", "</s>"]
+    write_json(folder / "tokenizer_config.json", {"add_prefix_space": True})
+    assert written(folder).encode("fi").tokens == ["<s>", "Ġfi", "</s>"]
+
+
 def test_a_vocabulary_of_word_pieces_is_enough(tmp_path: Path) -> None:
     """vocab.txt gives the same ids as the tokenizer.json made from it."""
     folder = checkpoint(tmp_path)
@@ -125,3 +135,12 @@ def test_ids_past_the_models_table_are_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, config={"vocab_size": 20})
     with pytest.raises(ModelFileError, match="ends at 19"):
         written(folder)
+
+
+def test_merges_without_a_vocabulary_are_refused(tmp_path: Path) -> None:
+    """Half of a tokenizer; the other half is named."""
+    folder = byte_level(tmp_path)
+    (folder / "vocab.json").unlink()
+    with pytest.raises(ModelFileError, match="is missing") as caught:
+        written(folder)
+    assert caught.value.file == "vocab.json"

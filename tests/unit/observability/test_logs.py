@@ -162,15 +162,45 @@ def test_the_caller_never_writes() -> None:
     assert threading.get_ident() not in writers
 
 
+def test_a_record_that_cannot_be_formatted_costs_only_itself() -> None:
+    """A call with the wrong arguments leaves a line that says so, and the next record comes out."""
+    stream = io.StringIO()
+    with configure(stream=stream):
+        logging.getLogger("shoal").info("%d things", "many")
+        logging.getLogger("shoal").info("still here")
+    first, second = stream.getvalue().splitlines()
+    assert "could not be formatted" in first
+    assert json.loads(second)["message"] == "still here"
+
+
+def test_a_stream_that_is_gone_stops_nothing() -> None:
+    """Writing to a closed pipe is given up quietly; closing still ends."""
+    stream = io.StringIO()
+    with configure(stream=stream):
+        stream.close()
+        logging.getLogger("shoal").info("nobody reads this")
+    assert "logs" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_many_records_come_out_in_order() -> None:
+    """Nothing is lost or reordered between the callers and the writing thread."""
+    stream = io.StringIO()
+    with configure(stream=stream):
+        for number in range(1000):
+            logging.getLogger("shoal").info("%d", number)
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [str(n) for n in range(1000)]
+
+
 def test_closing_puts_the_loggers_back() -> None:
     """After `close`, which may be called twice, the root has the handlers that it had before."""
     root = logging.getLogger()
-    before = list(root.handlers)
+    before, threads = list(root.handlers), logging.logThreads
     configured = configure(stream=io.StringIO())
     assert root.handlers != before
     configured.close()
     configured.close()
     assert root.handlers == before
+    assert logging.logThreads is threads
 
 
 def test_every_field_is_named_once() -> None:

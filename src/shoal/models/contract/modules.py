@@ -109,9 +109,7 @@ def _entry(index: int, item: Any) -> _Entry:
 
 def _pooling(folder: Path, entry: _Entry) -> tuple[Pooling, int, str]:
     config = _config(folder, entry)
-    for key in config.data:
-        if key not in _POOLING_KEYS:
-            raise config.refuse(key, f"unknown pooling key; Shoal knows {', '.join(sorted(_POOLING_KEYS))}")
+    config.only(_POOLING_KEYS)
     width_key = "embedding_dimension" if "embedding_dimension" in config else "word_embedding_dimension"
     width = config.integer(width_key, least=1)
     return (

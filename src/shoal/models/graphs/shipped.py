@@ -30,7 +30,7 @@ _INTEGERS = {6, 7}
 _OLDEST_OPSET = 12
 
 
-class Port(NamedTuple):
+class _Port(NamedTuple):
     """An input or output: TensorProto's number of its type, and its axes, None for an axis of any size."""
 
     name: str
@@ -38,11 +38,11 @@ class Port(NamedTuple):
     shape: tuple[int | None, ...]
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """What a graph file offers. `data` are the paths of its external weights, relative to it."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[_Port, ...]
+    outputs: tuple[_Port, ...]
     opset: int
     data: tuple[str, ...]
 
@@ -59,11 +59,6 @@ class Taken(NamedTuple):
     kind: Literal["token-level", "pooled"]
     parameters: int
     data: tuple[str, ...]
-
-
-def inspect(path: Path, name: str) -> Shape:
-    """Read a graph's ports without its external weights; `name` is the file's in errors."""
-    return _shape(_load(path, name))
 
 
 def take_shipped(
@@ -120,9 +115,9 @@ def _load(path: Path, name: str) -> ModelProto:
         raise ModelFileError("is not a readable ONNX file; fetch the model again", file=name) from None
 
 
-def _shape(model: ModelProto) -> Shape:
+def _shape(model: ModelProto) -> _Shape:
     constants = {tensor.name for tensor in model.graph.initializer}
-    return Shape(
+    return _Shape(
         tuple(_port(value) for value in model.graph.input if value.name not in constants),
         tuple(_port(value) for value in model.graph.output),
         max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
@@ -130,17 +125,17 @@ def _shape(model: ModelProto) -> Shape:
     )
 
 
-def _port(value: Any) -> Port:
+def _port(value: Any) -> _Port:
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-    return Port(value.name, kind.elem_type, tuple(dims))
+    return _Port(value.name, kind.elem_type, tuple(dims))
 
 
 def _locations(tensor: Any) -> list[str]:
     return [entry.value for entry in tensor.external_data if entry.key == "location"]
 
 
-def _outputs(shape: Shape, contract: Contract, name: str) -> tuple[Port | None, Port | None]:
+def _outputs(shape: _Shape, contract: Contract, name: str) -> tuple[_Port | None, _Port | None]:
     """The output of the whole pipeline and the token vectors, None for what is not there."""
     floats = [port for port in shape.outputs if port.type in _FLOATS]
     sentence = next((port for port in floats if port.name == SENTENCE), None)
@@ -160,7 +155,7 @@ def _outputs(shape: Shape, contract: Contract, name: str) -> tuple[Port | None, 
     return sentence, tokens
 
 
-def _inputs(model: ModelProto, graph: Graph, shape: Shape, contract: Contract, name: str) -> tuple[str, ...]:
+def _inputs(model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, name: str) -> tuple[str, ...]:
     """Make every input int64 [b, l] under the name that pipelines feed; answers those names."""
     fed: list[str] = []
     for port in shape.inputs:
@@ -184,7 +179,7 @@ def _inputs(model: ModelProto, graph: Graph, shape: Shape, contract: Contract, n
     return tuple(fed)
 
 
-def _adapt(model: ModelProto, graph: Graph, port: Port, wanted: str) -> None:
+def _adapt(model: ModelProto, graph: Graph, port: _Port, wanted: str) -> None:
     """Let readers of `port` read a Cast of the input `wanted` instead."""
     from onnx import helper
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.models.contract import Contract, Encoder
+from shoal.errors import ModelFileError
+from shoal.models.contract import Contract, Normalize
 from shoal.models.graphs.builder import INLINE_BYTES, Graph, write_graph
 from shoal.models.graphs.encoder import build_encoder
 from shoal.models.graphs.head import POOLED, SENTENCE, build_head, pooling_input
-from shoal.models.graphs.weights import open_weights
+from shoal.models.graphs.weights import has_weights, open_weights
 
 
 class Built(NamedTuple):
@@ -25,10 +26,15 @@ def graph_inputs(contract: Contract) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("input_ids", "attention_mask", pooling_input(contract.pooling))))
 
 
+def can_build(folder: Path, contract: Contract) -> bool:
+    """Whether all that a graph is built from is there: a known family, and weights that may be read."""
+    paths = [module.path for module in contract.modules if not isinstance(module, Normalize)]
+    return contract.encoder is not None and all(has_weights(folder, path) for path in (contract.encoder_path, *paths))
+
+
 def build_text_graph(
     folder: Path,
     contract: Contract,
-    encoder: Encoder,
     path: Path,
     *,
     inline_bytes: int = INLINE_BYTES,
@@ -37,11 +43,14 @@ def build_text_graph(
     """Write the model's graph to `path`.
 
     The graph ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32
-    [b, dimension]. Raises ModelFileError for weights that are missing, pickled or do not fit the configuration.
+    [b, dimension]. Raises ModelFileError for an unknown family, and for weights that are missing, pickled or do not fit
+    the configuration.
     """
+    if contract.encoder is None:
+        raise ModelFileError("this architecture cannot be built", file=contract.file("config.json"), key="model_type")
     weights = open_weights(folder, contract.encoder_path)
     graph = Graph()
-    build_head(graph, contract, folder, build_encoder(graph, encoder, weights))
+    build_head(graph, contract, folder, build_encoder(graph, contract.encoder, weights))
     outputs = ((SENTENCE, contract.dimension), (POOLED, contract.dimension))
     files = write_graph(
         graph, path, inputs=graph_inputs(contract), outputs=outputs, inline_bytes=inline_bytes, progress=progress

@@ -33,7 +33,6 @@ class _Entry(msgspec.Struct):
 
 class _Tensor(NamedTuple):
     file: str
-    dtype: str
     data: npt.NDArray[Any]
 
 
@@ -46,9 +45,6 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
         """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
@@ -139,7 +135,7 @@ def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
             raise broken
         # A plain view, not np.memmap, whose subclass makes every slice slow. Offsets need no alignment in this format.
         data = np.asarray(memory[begin:end]).view(dtype).reshape(entry.shape)
-        tensors[key] = _Tensor(name, entry.dtype, data)
+        tensors[key] = _Tensor(name, data)
     return tensors
 
 

@@ -385,3 +385,14 @@ def test_an_unknown_architecture_without_any_length_is_refused(tmp_path: Path) -
     with pytest.raises(ModelFileError) as caught:
         read_contract(tmp_path)
     assert caught.value.key == "max_position_embeddings"
+
+
+def test_a_normalize_of_other_vectors_is_refused(tmp_path: Path) -> None:
+    """Version 6 can normalise token vectors too, which no graph here does."""
+    checkpoint(tmp_path)
+    write_json(tmp_path / "2_Normalize" / "config.json", {"module_input_name": "sentence_embedding"})
+    assert read_contract(tmp_path).ends_normalized
+    write_json(tmp_path / "2_Normalize" / "config.json", {"module_input_name": "token_embeddings"})
+    with pytest.raises(ModelFileError) as caught:
+        read_contract(tmp_path)
+    assert (caught.value.file, caught.value.key) == ("2_Normalize/config.json", "module_input_name")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shoal.errors import ModelFileError
 from shoal.models.contract import Contract, read_contract
-from shoal.models.graphs.shipped import Taken, inspect, take_shipped
+from shoal.models.graphs.shipped import Taken, take_shipped
 from shoal.types import Array
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, layer_norm, vocabulary
 from tests.unit.models.engines import RUNS, onnxruntime_run
@@ -144,7 +144,7 @@ def test_a_pooled_graph_with_token_vectors_also_gives_raw_vectors(tmp_path: Path
     got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding", "pooled"))
     assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5
     assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
-    assert [port.name for port in inspect(target, "model.onnx").outputs] == ["sentence_embedding", "pooled"]
+    assert [port.name for port in onnx.load(target).graph.output] == ["sentence_embedding", "pooled"]
 
 
 def test_a_pooled_graph_of_a_model_without_normalize(tmp_path: Path) -> None:
@@ -283,4 +283,28 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
     (folder / "onnx").mkdir()
     (folder / NAME).write_bytes(b"\xff" * 32)
     with pytest.raises(ModelFileError, match="not a readable ONNX file"):
+        take(folder)
+
+
+def test_an_output_with_the_wrong_axes_is_refused(tmp_path: Path) -> None:
+    """A sentence_embedding for each token is none."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    model = onnx.load(folder / NAME)
+    for node in model.graph.node:
+        node.output[:] = ["sentence_embedding" if name == "last_hidden_state" else name for name in node.output]
+    model.graph.output[0].name = "sentence_embedding"
+    onnx.save(model, folder / NAME)
+    with pytest.raises(ModelFileError, match="must have 2 axes, not 3"):
+        take(folder)
+
+
+def test_a_graph_that_breaks_onnx_rules_is_refused(tmp_path: Path) -> None:
+    """The checker's first line is in the message."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    model = onnx.load(folder / NAME)
+    model.graph.node[0].input[0] = "nowhere"
+    onnx.save(model, folder / NAME)
+    with pytest.raises(ModelFileError, match="cannot be completed"):
         take(folder)

@@ -44,8 +44,7 @@ POOLINGS: dict[str, dict[str, Any]] = {
 
 def build(folder: Path, **options: Any) -> tuple[Contract, Path]:
     contract = read_contract(folder)
-    assert contract.encoder is not None
-    build_text_graph(folder, contract, contract.encoder, folder / "built.onnx", **options)
+    build_text_graph(folder, contract, folder / "built.onnx", **options)
     return contract, folder / "built.onnx"
 
 
@@ -209,9 +208,8 @@ def test_constants_may_lie_in_a_file_of_their_own(tmp_path: Path, engine: str) -
     """What a model over 2 GB needs: the same numbers from model.onnx and its data."""
     contract, inline = build(checkpoint(tmp_path))
     expected = RUNS[engine](inline)(padded(contract, TEXTS, [0] * 4), BOTH)
-    assert contract.encoder is not None
     path = tmp_path / "big.onnx"
-    built = build_text_graph(tmp_path, contract, contract.encoder, path, inline_bytes=1000)
+    built = build_text_graph(tmp_path, contract, path, inline_bytes=1000)
     assert built.files == ("big.onnx", "big.onnx_data")
     assert path.stat().st_size < inline.stat().st_size
     got = RUNS[engine](path)(padded(contract, TEXTS, [0] * 4), BOTH)
@@ -243,8 +241,7 @@ def test_bfloat16_weights_are_widened(tmp_path: Path) -> None:
 def test_parameters_are_counted(tmp_path: Path) -> None:
     """All learned numbers but the second token type, which no embedding uses."""
     contract = read_contract(checkpoint(tmp_path))
-    assert contract.encoder is not None
-    built = build_text_graph(tmp_path, contract, contract.encoder, tmp_path / "built.onnx")
+    built = build_text_graph(tmp_path, contract, tmp_path / "built.onnx")
     stored = sum(tensor.size for tensor in encoder_tensors("bert").values())
     assert built.parameters == stored - 2 * HIDDEN
 
@@ -277,3 +274,20 @@ def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="shape") as caught:
         build(checkpoint(tmp_path, config={"max_position_embeddings": POSITIONS + 1}, sentence={"max_seq_length": 8}))
     assert caught.value.key == "embeddings.position_embeddings.weight"
+
+
+def test_an_unknown_architecture_is_not_built(tmp_path: Path) -> None:
+    """Its shipped graph is all that there is."""
+    folder = checkpoint(tmp_path, config={"model_type": "modernbert"})
+    (folder / "model.onnx").write_bytes(b"")
+    with pytest.raises(ModelFileError) as caught:
+        build(folder)
+    assert caught.value.key == "model_type"
+
+
+def test_weights_of_another_family_are_refused(tmp_path: Path) -> None:
+    """No word embeddings under any name that the family uses."""
+    folder = checkpoint(tmp_path, prefix="other.")
+    with pytest.raises(ModelFileError) as caught:
+        build(folder)
+    assert (caught.value.file, caught.value.key) == ("model.safetensors", "embeddings.word_embeddings.weight")

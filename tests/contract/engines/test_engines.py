@@ -1,0 +1,174 @@
+"""The contract of `Engine`, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shoal.errors import DeadlineExceeded, InputRejected, TransportFailed
+from shoal.types import Array
+from tests.contract.engines.conftest import Subject
+from tests.contract.engines.tiny import OUTPUTS, batch
+
+TOLERANCE = 1e-5
+"""Largest difference of a value that f32 may show, between engines and between batches."""
+
+
+async def infer(
+    subject: Subject, inputs: dict[str, Array], outputs: Sequence[str] = OUTPUTS, seconds: float = 30.0
+) -> dict[str, Array]:
+    return await subject.engine.infer(inputs, outputs, {}, time.monotonic() + seconds)
+
+
+async def is_right(subject: Subject, inputs: dict[str, Array]) -> None:
+    got, right = await infer(subject, inputs), subject.model.answer(inputs)
+    for name in OUTPUTS:
+        np.testing.assert_allclose(got[name], right[name], atol=TOLERANCE)
+
+
+def large() -> dict[str, Array]:
+    return batch(*[512] * 64)
+
+
+async def test_it_computes_the_model(subject: Subject) -> None:
+    """Every row of every output is what the model says, for any mix of lengths."""
+    for lengths in ((1,), (5, 3, 9), (2,) * 17, (64,)):
+        await is_right(subject, batch(*lengths))
+
+
+async def test_it_returns_exactly_what_was_asked(subject: Subject) -> None:
+    """One output, the other, or both in any order: those and no more."""
+    inputs = batch(4, 2)
+    for outputs in (["pooled"], ["sentence_embedding"], ["pooled", "sentence_embedding"]):
+        assert list(await infer(subject, inputs, outputs)) == outputs
+
+
+async def test_rows_keep_their_order(subject: Subject) -> None:
+    """Turning the batch round turns the answer round."""
+    inputs = batch(3, 8, 5, 1, 6)
+    forward = await infer(subject, inputs)
+    backward = await infer(subject, {name: array[::-1] for name, array in inputs.items()})
+    np.testing.assert_allclose(forward["pooled"], backward["pooled"][::-1], atol=TOLERANCE)
+
+
+async def test_answers_belong_to_the_caller(subject: Subject) -> None:
+    """No later call changes an answer, and changing an answer changes no later call."""
+    inputs = batch(6, 4)
+    kept = await infer(subject, inputs)
+    copy = {name: array.copy() for name, array in kept.items()}
+    for seed in range(1, 6):
+        await infer(subject, batch(6, 4, seed=seed))
+    for name, array in copy.items():
+        np.testing.assert_array_equal(kept[name], array)
+        kept[name][:] = -1.0
+    await is_right(subject, inputs)
+
+
+async def test_batches_in_flight_do_not_mix(subject: Subject) -> None:
+    """As many batches at once as there are slots, and more: each gets its own answer."""
+    batches = [batch(*range(1, 4 + seed), seed=seed) for seed in range(subject.engine.facts.slots * 4)]
+    await asyncio.gather(*(is_right(subject, inputs) for inputs in batches))
+
+
+async def test_a_row_does_not_depend_on_its_batch(subject: Subject) -> None:
+    """A text alone, in a batch, padded further, or beside rows of padding: the same vector within the tolerance."""
+    alone = (await infer(subject, batch(7)))["sentence_embedding"][0]
+    for lengths, width in (((7,), 32), ((7, 40, 3), 0), ((7, *[1] * 30), 16)):
+        rows = (await infer(subject, batch(*lengths, width=width)))["sentence_embedding"]
+        np.testing.assert_allclose(rows[0], alone, atol=TOLERANCE)
+
+
+async def test_rows_of_nothing_but_padding_spoil_no_other(subject: Subject) -> None:
+    """A row that attends to nothing makes no NaN beside it."""
+    rows = (await infer(subject, batch(5, 0, 3)))["sentence_embedding"]
+    assert np.isfinite(rows[[0, 2]]).all()
+    np.testing.assert_allclose(rows, subject.model.answer(batch(5, 0, 3))["sentence_embedding"], atol=TOLERANCE)
+
+
+def bad_inputs() -> dict[str, dict[str, Array]]:
+    good = batch(4, 4)
+    return {
+        "missing": {"input_ids": good["input_ids"]},
+        "unknown": good | {"pixels": good["input_ids"]},
+        "floats": good | {"input_ids": good["input_ids"].astype(np.float32)},
+        "flat": {name: array[0] for name, array in good.items()},
+        "empty": {name: array[:0] for name, array in good.items()},
+        "rows": good | {"attention_mask": good["attention_mask"][:1]},
+        "lengths": good | {"attention_mask": good["attention_mask"][:, :3]},
+    }
+
+
+@pytest.mark.parametrize("what", bad_inputs())
+async def test_bad_inputs_are_refused_alone(subject: Subject, what: str) -> None:
+    """Inputs at fault are InputRejected; the batch beside them and the one after them are right."""
+    neighbour = asyncio.create_task(is_right(subject, batch(9, 2)))
+    with pytest.raises(InputRejected):
+        await infer(subject, bad_inputs()[what])
+    await neighbour
+    await is_right(subject, batch(4, 4))
+
+
+async def test_unknown_outputs_are_refused(subject: Subject) -> None:
+    """An output that the graph does not have is InputRejected, by name."""
+    with pytest.raises(InputRejected, match="logits"):
+        await infer(subject, batch(3), ["logits"])
+
+
+async def test_the_loop_turns_while_it_computes(slow: Subject) -> None:
+    """A long batch leaves the event loop free."""
+    running = asyncio.create_task(infer(slow, large()))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    await running
+    assert turns > 3
+
+
+async def test_the_deadline_ends_a_batch(slow: Subject) -> None:
+    """Past the deadline the call raises DeadlineExceeded, and the engine goes on to serve others."""
+    with pytest.raises(DeadlineExceeded):
+        await infer(slow, large(), seconds=0.005)
+    with pytest.raises(DeadlineExceeded):
+        await infer(slow, batch(1), seconds=-1.0)
+    await is_right(slow, batch(3, 5))
+
+
+async def test_cancelling_frees_the_slot(slow: Subject) -> None:
+    """Cancelled batches end with CancelledError, and all slots serve again."""
+    running = [asyncio.create_task(infer(slow, large())) for _ in range(slow.engine.facts.slots)]
+    await asyncio.sleep(0.005)
+    for task in running:
+        task.cancel()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * len(running)
+    await asyncio.gather(*(is_right(slow, batch(3, seed=seed)) for seed in range(slow.engine.facts.slots)))
+
+
+async def test_closing_waits_for_what_runs(slow: Subject) -> None:
+    """A batch in flight is answered before the engine is gone; closing twice is closing once; then nothing runs."""
+    assert slow.engine.ready()
+    inputs = batch(*[64] * 16)
+    running = asyncio.create_task(is_right(slow, inputs))
+    await asyncio.sleep(0.001)
+    await slow.engine.aclose()
+    await running
+    await slow.engine.aclose()
+    assert not slow.engine.ready()
+    with pytest.raises(TransportFailed):
+        await infer(slow, batch(1))
+
+
+async def test_facts_are_what_the_graph_has(subject: Subject) -> None:
+    """Names, at least one slot, ascending buckets, and an object that stays the same while nothing changes."""
+    facts = subject.engine.facts
+    assert (facts.inputs, facts.outputs) == (("input_ids", "attention_mask"), OUTPUTS)
+    assert facts.slots >= 1
+    assert facts.precision == "f32"
+    for buckets in (facts.length_buckets, facts.size_buckets):
+        assert list(buckets) == sorted(set(buckets))
+    assert subject.engine.facts is facts

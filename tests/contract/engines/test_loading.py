@@ -1,0 +1,152 @@
+"""Loading a graph: precision, warming, what is refused, and who is told about it (nobody)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.backends import ENGINES, Checked, EngineOptions, opener
+from shoal.backends._compile import MIN_COSINE, runtime
+from shoal.core.protocols import CostModel
+from shoal.errors import ConfigError, ModelFileError
+from shoal.types import Array
+from tests.contract.engines.tiny import Tiny, batch
+
+COLD = EngineOptions(streams=1, warm_up_s=0.0)
+SAMPLES = [batch(4, 8, seed=1), batch(30, 12, seed=2)]
+BF16_COSINE = 0.999
+"""Least cosine to f32, and between batches, that a bf16 row of this graph may have."""
+
+ALONE = """
+import asyncio, os, sys, time
+from pathlib import Path
+seen = []
+FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "os.fork", "os.posix_spawn", "subprocess.Popen")
+sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
+
+from shoal.backends import EngineOptions, opener
+import numpy as np
+
+def sockets():
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    return {os.readlink(link) for link in links if link.is_symlink() and "socket:" in os.readlink(link)}
+
+async def main():
+    before = sockets()
+    engine = await opener(sys.argv[1])(Path(sys.argv[2]), name="x", options=EngineOptions(streams=1, warm_up_s=0.0))
+    ones = np.ones((1, 3), np.int64)
+    await engine.infer({"input_ids": ones, "attention_mask": ones}, ["pooled"], {}, time.monotonic() + 30)
+    await engine.aclose()
+    assert sockets() == before, sockets() - before
+
+asyncio.run(main())
+assert not seen, seen
+"""
+
+
+def has_bf16() -> bool:
+    return "BF16" in runtime().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+async def rows(graph: Path, options: EngineOptions, inputs: dict[str, Array]) -> Array:
+    engine = await opener("openvino")(graph, name="x", options=options)
+    try:
+        answer = await engine.infer(inputs, ["sentence_embedding"], {}, time.monotonic() + 30)
+        return answer["sentence_embedding"]
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_loading_and_running_contacts_nobody(engine: str, graph: Path, tmp_path: Path) -> None:
+    """A whole life of an engine opens no connection, starts no process and leaves nothing in the home directory."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, engine, str(graph)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_broken_graph_is_named(engine: str, tmp_path: Path) -> None:
+    """A file that is no graph is a ModelFileError with its name and the next step."""
+    broken = tmp_path / "model.onnx"
+    broken.write_bytes(b"no graph at all")
+    with pytest.raises(ModelFileError, match=r"model\.onnx: .*convert the model again"):
+        await opener(engine)(broken, name="x", options=COLD)
+
+
+async def test_onnxruntime_refuses_bf16(graph: Path) -> None:
+    """An engine that cannot do a precision says what to use in its place."""
+    with pytest.raises(ConfigError, match="use precision f32"):
+        await opener("onnxruntime")(graph, name="x", options=replace(COLD, precision="bf16"))
+
+
+async def test_bf16_is_close_or_refused(graph: Path) -> None:
+    """With the arithmetic, bf16 rows agree with f32 and between batches; without it, asking for it is an error."""
+    options = replace(COLD, precision="bf16")
+    if not has_bf16():
+        with pytest.raises(ConfigError, match="use precision f32 or auto"):
+            await rows(graph, options, batch(5))
+        return
+    inputs = batch(7, 20, 3)
+    got, exact = await rows(graph, options, inputs), Tiny().answer(inputs)["sentence_embedding"]
+    assert (got * exact).sum(-1).min() >= BF16_COSINE
+    alone = await rows(graph, options, {name: array[:1, :7] for name, array in inputs.items()})
+    assert (alone[0] * got[0]).sum() >= BF16_COSINE
+
+
+async def test_auto_keeps_to_the_least_cosine(graph: Path) -> None:
+    """Auto is bf16 exactly when the samples' least cosine is high enough, and the facts hold the figure."""
+    engine = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    found = engine.facts.details["precision_checked"]
+    await engine.aclose()
+    assert (found is not None) == has_bf16()
+    fast = found is not None and found.min_cosine >= MIN_COSINE
+    assert engine.facts.precision == ("bf16" if fast else "f32")
+    if found is not None:
+        assert 0.99 < found.min_cosine < 1.0
+
+
+@pytest.mark.parametrize("cosine", [0.5, 1.0])
+async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosine: float) -> None:
+    """An earlier check decides while its key fits; with another key the samples are run again."""
+    first = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    await first.aclose()
+    own = first.facts.details["precision_checked"] or Checked("", cosine)
+    for key in (own.key, "another processor"):
+        options = replace(COLD, samples=SAMPLES, checked=Checked(key, cosine))
+        engine = await opener("openvino")(graph, name="x", options=options)
+        await engine.aclose()
+        used = engine.facts.details["precision_checked"]
+        assert used == (options.checked if key == own.key and key else first.facts.details["precision_checked"])
+
+
+async def test_auto_without_samples_is_exact(graph: Path) -> None:
+    """Nothing to check with means f32."""
+    engine = await opener("openvino")(graph, name="x", options=COLD)
+    await engine.aclose()
+    assert engine.facts.precision == "f32"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_warming_measures_the_cost(engine: str, graph: Path) -> None:
+    """An engine that was warmed states a cost of its own, and serves."""
+    options = EngineOptions(streams=2, max_length=32, max_batch_size=4, warm_up_s=20.0)
+    opened = await opener(engine)(graph, name="x", options=options)
+    answer = await opened.infer(batch(5), ["pooled"], {}, time.monotonic() + 30)
+    await opened.aclose()
+    assert opened.facts.cost != CostModel()
+    assert opened.facts.cost.seconds(8) > 0
+    assert np.isfinite(answer["pooled"]).all()
