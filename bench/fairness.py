@@ -46,7 +46,7 @@ def bulk_bodies(server: Server, clients: int, seconds: float) -> Callable[[], by
 
 
 async def bulk(pool: Pool, make: Callable[[], bytes], clients: int, seconds: float) -> Record:
-    return await closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS)
+    return await closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS, count_late=True)
 
 
 def bulk_rate(record: Record) -> float:

@@ -161,7 +161,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--early", type=float, default=60.0, help="seconds of the first window (0: leave it out)")
     options.add_argument("--later", type=float, default=20.0, help="seconds of the later window")
-    options.add_argument("--rate", type=float, default=60.0, help="mixed texts a second in both windows")
+    options.add_argument("--rate", type=float, default=40.0, help="mixed texts a second in both windows")
     arguments = options.parse_args()
     results: dict[str, Any] = {}
     with Server(arguments.model) as server:

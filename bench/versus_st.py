@@ -98,6 +98,7 @@ def one_round(servers: dict[str, Server], peer: SentenceTransformers, texts: lis
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--python", default=".venv-parity/bin/python", help="Python with sentence-transformers")
+    options.add_argument("--peer-model", type=Path, help="folder of the model's own files, where the store has none")
     options.add_argument("--texts", type=int, nargs=2, default=[2048, 1024], help="texts a round at 16, 100 tokens")
     arguments = options.parse_args()
     results: dict[str, Any] = {}
@@ -111,7 +112,8 @@ def main() -> None:
         entry = stored(arguments.model)
         results["tokens_checked"] = check_lengths(entry.tokenizer, (16, 100))
         with phase("sentence-transformers"):
-            peer = SentenceTransformers(arguments.python, entry.path / "source")
+            own = [path.parent for path in entry.path.rglob("modules.json")]
+            peer = SentenceTransformers(arguments.python, arguments.peer_model or own[0])
         stack.callback(peer.close)
         results["peer"] = peer.facts
         for tokens, count in zip((16, 100), arguments.texts, strict=True):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from shoal.backends._errors import essence
 from shoal.backends._options import Checked, EngineOptions, layout, usable_cores
 from shoal.backends._ports import Port, checked, least_cosine
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
 from shoal.types import Array
+
+Precision: TypeAlias = Literal["f32", "bf16"]
 
 MIN_COSINE = 0.9999
 """Least cosine of a bf16 row to its f32 row at which `auto` takes bf16."""
@@ -47,7 +50,7 @@ class Compiled:
     wide: Any | None
     ports: tuple[Port, ...]
     outputs: tuple[str, ...]
-    precision: str
+    precision: Precision
     reason: str
     checked: Checked | None
     streams: int
@@ -59,7 +62,7 @@ class Compiled:
 class _Choice:
     """`model` is the compiled one-stream model that the check left over, in the precision it chose."""
 
-    precision: str
+    precision: Precision
     reason: str
     checked: Checked | None = None
     model: Any | None = None
@@ -86,7 +89,7 @@ def compile_graph(graph: Path, options: EngineOptions) -> Compiled:
             narrow, wide = one or compiler.compile(choice.precision, 1), None
     except RuntimeError as error:
         raise ModelFileError(
-            f"OpenVINO cannot load this graph: {error}; convert the model again", file=graph.name
+            f"OpenVINO cannot load this graph: {essence(str(error))}; convert the model again", file=graph.name
         ) from error
     return Compiled(
         narrow=narrow,
@@ -110,7 +113,7 @@ class _Compiler:
         self._model = model
         self._threads = threads
 
-    def compile(self, precision: str, streams: int) -> Any:
+    def compile(self, precision: Precision, streams: int) -> Any:
         settings = {
             "INFERENCE_PRECISION_HINT": precision,
             "NUM_STREAMS": streams,
@@ -135,16 +138,18 @@ def _choose(compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions
     key = _key(compiler.core)
     if options.checked is not None and options.checked.key == key:
         return _Choice(*_verdict(options.checked), options.checked)
-    models = {precision: compiler.compile(precision, 1) for precision in ("f32", "bf16")}
+    models: dict[Precision, Any] = {"f32": compiler.compile("f32", 1), "bf16": compiler.compile("bf16", 1)}
     exact, fast = (_rows(model, ports, options) for model in models.values())
     found = Checked(key, least_cosine(exact, fast))
     precision, reason = _verdict(found)
     return _Choice(precision, reason, found, models[precision])
 
 
-def _verdict(found: Checked) -> tuple[str, str]:
-    precision, sign = ("bf16", ">=") if found.min_cosine >= MIN_COSINE else ("f32", "<")
-    return precision, f"least cosine of bf16 to f32 {found.min_cosine:.6f} {sign} {MIN_COSINE}"
+def _verdict(found: Checked) -> tuple[Precision, str]:
+    figure = f"least cosine of bf16 to f32 {found.min_cosine:.6f}"
+    if found.min_cosine >= MIN_COSINE:
+        return "bf16", f"{figure} >= {MIN_COSINE}"
+    return "f32", f"{figure} < {MIN_COSINE}"
 
 
 def _key(core: Any) -> str:
@@ -158,7 +163,7 @@ def _rows(model: Any, ports: tuple[Port, ...], options: EngineOptions) -> list[A
     request = model.create_infer_request()
     rows: list[Array] = []
     for sample in options.samples:
-        answers = request.infer(checked(sample, ports), share_inputs=True)
+        answers = request.infer(checked(sample, ports, options.max_length), share_inputs=True)
         rows.extend(array.copy() for array in answers.values() if array.ndim == 2)
     return rows
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.backends._ports import Port, checked, example
 from shoal.backends._shapes import Shape, WarmUp, is_probe
 from shoal.backends._slots import Slots
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import InputRejected, TransportFailed
+from shoal.errors import BackendError, InputRejected, ShoalError, TransportFailed
 from shoal.types import Array
 
 SOLO_ITEMS = 8
@@ -24,30 +24,40 @@ QUIET_S = 0.02
 WARM_DEADLINE_S = 60.0
 
 
-class LocalEngine:
-    """An Engine over `slots`.
+class Lanes(NamedTuple):
+    """`wide`: one more worker that uses all cores for a single batch; it serves a small batch that is alone, which on
+    two cores then takes 0.6 of the time. Batches that come while others run use `slots`, which compute more in all."""
 
-    `wide`: one more worker that uses all cores for a single batch; it serves a small batch that is alone, which then
-    takes about half the time on two cores. Batches that come while others run use `slots`, which compute more in all.
-    `warm` says which shapes to run first (None: the engine makes no kernels). `ends` are called when it is closed.
+    slots: Slots
+    wide: Slots | None = None
+
+
+class LocalEngine:
+    """An Engine over `lanes`, for inputs of at most `max_length` tokens.
+
+    `warm` says which shapes to run first. `rebuild`, for engines that a failed batch may leave unsound, makes new
+    lanes; batches that come meanwhile wait for them. `end` is called when all is closed.
     """
 
     def __init__(
         self,
         facts: EngineFacts,
         ports: Sequence[Port],
-        slots: Slots,
+        lanes: Lanes,
         *,
-        wide: Slots | None = None,
-        warm: WarmUp | None = None,
-        ends: Sequence[Callable[[], None]] = (),
+        max_length: int,
+        warm: WarmUp,
+        rebuild: Callable[[], Awaitable[Lanes]] | None = None,
+        end: Callable[[], None] | None = None,
     ) -> None:
         self._facts = facts
         self._ports = tuple(ports)
-        self._slots = slots
-        self._wide = wide
+        self._lanes = lanes
+        self._max_length = max_length
         self._warm = warm
-        self._ends = tuple(ends)
+        self._rebuild = rebuild
+        self._end = end
+        self._mending: asyncio.Task[None] | None = None
         self._calls = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -62,75 +72,105 @@ class LocalEngine:
     def ready(self) -> bool:
         return not self._closed
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportFailed(f"{self._facts.name} is closed; load the model again")
+
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        if self._closed:
-            raise TransportFailed(f"{self._facts.name} is closed; load the model again")
-        feeds = checked(inputs, self._ports)
+        self._check_open()
+        feeds = checked(inputs, self._ports, self._max_length)
         for output in outputs:
             if output not in self._facts.outputs:
                 raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self._facts.outputs)}")
         self._calls += 1
         self._unused.clear()
         try:
-            slots = await self._choose(next(iter(feeds.values())).shape[0])
-            return await slots.run(feeds, outputs, deadline)
+            await self._mended(deadline)
+            lanes = self._lanes
+            slots = await self._choose(lanes, next(iter(feeds.values())).shape[0])
+            try:
+                return await slots.run(feeds, outputs, deadline)
+            except BackendError:
+                self._mend(lanes)
+                raise
         finally:
             self._calls -= 1
             self._last = time.monotonic()
             if not self._calls:
                 self._unused.set()
 
-    async def _choose(self, size: int) -> Slots:
-        if self._wide is None or size > SOLO_ITEMS or self._calls > 1:
-            return self._slots
+    async def _choose(self, lanes: Lanes, size: int) -> Slots:
+        if lanes.wide is None or size > SOLO_ITEMS or self._calls > 1:
+            return lanes.slots
         await asyncio.sleep(0)  # batches of the same loop tick show themselves; then this one is not alone
-        return self._wide if self._calls == 1 and self._wide.free else self._slots
+        return lanes.wide if self._calls == 1 and lanes.wide.free else lanes.slots
+
+    def _mend(self, lanes: Lanes) -> None:
+        """A batch failed on these lanes: replace them, unless that is done or under way."""
+        if self._rebuild is not None and lanes is self._lanes and self._mending is None and not self._closed:
+            self._mending = asyncio.create_task(self._replace(self._rebuild), name=f"rebuild {self._facts.name}")
+
+    async def _replace(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
+        try:
+            self._lanes = await rebuild()
+        except ShoalError:
+            self._closed = True  # what was loaded once cannot be loaded now; `ready` says so
+        finally:
+            self._mending = None
+
+    async def _mended(self, deadline: float) -> None:
+        if self._mending is not None:
+            await asyncio.wait((self._mending,), timeout=deadline - time.monotonic())
+            self._check_open()
 
     async def aclose(self) -> None:
-        if self._closed:
-            return
         self._closed = True
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.wait((self._warming,))
         await self._unused.wait()
-        for slots in self._lanes():
-            await slots.drained()
-            slots.clear()
-        for end in self._ends:
+        if self._mending is not None:
+            await asyncio.wait((self._mending,))
+        for slots in self._lanes:
+            if slots is not None:
+                await slots.drained()
+                slots.clear()
+        end, self._end = self._end, None
+        if end is not None:
             end()
 
     async def warm_up(self, seconds: float) -> None:
         """Run shapes for so long, then go on in the background whenever the engine is idle."""
-        if self._warm is None or seconds <= 0:
+        if seconds <= 0:
             return
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if not await self._warm_next(self._warm):
+            if not await self._warm_next():
                 return
-        self._warming = asyncio.create_task(self._warm_idle(self._warm), name=f"warm-up of {self._facts.name}")
+        self._warming = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self._facts.name}")
 
-    async def _warm_idle(self, warm: WarmUp) -> None:
+    async def _warm_idle(self) -> None:
         more = True
         while more:
             await asyncio.sleep(QUIET_S)
             if not self._calls and time.monotonic() - self._last >= QUIET_S:
-                more = await self._warm_next(warm)
+                more = await self._warm_next()
 
-    async def _warm_next(self, warm: WarmUp) -> bool:
+    async def _warm_next(self) -> bool:
         """Run the next shape on every worker, each lane's all at once: kernels are kept per stream."""
+        warm, lanes = self._warm, self._lanes
         shape = warm.next()
         if shape is None:
             return False
         times: list[float] = []
         for _ in range(3 if is_probe(shape) else 1):
             begin = time.perf_counter()
-            if await self._run_everywhere(self._slots, shape):
+            if await self._run_everywhere(lanes.slots, shape):
                 times.append(time.perf_counter() - begin)
-        if self._wide is not None and shape.size <= SOLO_ITEMS:
-            await self._run_everywhere(self._wide, shape)
+        if lanes.wide is not None and shape.size <= SOLO_ITEMS:
+            await self._run_everywhere(lanes.wide, shape)
         warm.record(shape, times)
         if warm.cost != self._facts.cost:
             self._facts = replace(self._facts, cost=warm.cost)
@@ -143,6 +183,3 @@ class LocalEngine:
         runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))
         results = await asyncio.gather(*runs, return_exceptions=True)
         return not any(isinstance(result, BaseException) for result in results)
-
-    def _lanes(self) -> tuple[Slots, ...]:
-        return (self._slots,) if self._wide is None else (self._slots, self._wide)

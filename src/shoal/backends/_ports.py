@@ -23,14 +23,22 @@ class Port:
 
     @property
     def has_length(self) -> bool:
-        return any(size is None for size in self.shape[1:])
+        return None in self.shape[1:]
+
+    def lengths(self, shape: Sequence[int]) -> list[int]:
+        """The sizes, in an array's shape, of the axes that may have any beside the batch."""
+        return [size for size, fixed in zip(shape[1:], self.shape[1:], strict=True) if fixed is None]
 
 
-def checked(inputs: Tensors, ports: Sequence[Port]) -> dict[str, Array]:
+def checked(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
     """The inputs as the engine takes them: every port's array, of its type, C-contiguous and writeable, not copied
     where it already is all that.
 
-    Raises InputRejected naming the input: missing, unknown, of another kind or rank, empty, or of another batch.
+    All axes of any size beside the batch are one axis: the length. Engines find out themselves when sizes disagree, but
+    OpenVINO does not survive it: after a failed batch its stream keeps half of the failed shapes.
+
+    Raises InputRejected naming the input: missing, unknown, of another kind or rank, empty, longer than `max_length`,
+    or of other sizes than its neighbours.
     """
     names = [port.name for port in ports]
     if unknown := [name for name in inputs if name not in names]:
@@ -43,6 +51,12 @@ def checked(inputs: Tensors, ports: Sequence[Port]) -> dict[str, Array]:
     if len({array.shape[0] for array in feeds.values()}) > 1:
         sizes = ", ".join(f"{name} {array.shape[0]}" for name, array in feeds.items())
         raise InputRejected(f"all inputs of a batch need the same number of rows, not {sizes}")
+    lengths = {port.name: size for port in ports for size in port.lengths(feeds[port.name].shape)}
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in lengths.items())
+        raise InputRejected(f"all inputs of a batch need the same length, not {sizes}")
+    if max(lengths.values(), default=0) > max_length:
+        raise InputRejected(f"this model takes at most {max_length} tokens an input; send shorter ones")
     return feeds
 
 

@@ -22,7 +22,7 @@ class Worker(Protocol):
 
     `start` returns at once and has `done` called on any thread, exactly once, when the worker is free of the batch.
     After that, and before the next `start`, `result` answers the outputs, which no later batch changes, or raises.
-    `abort` asks for an early end; `done` is called all the same.
+    `abort` asks for an early end, where the engine has a safe one; `done` is called all the same.
     """
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None: ...

@@ -8,6 +8,7 @@ so there are no buckets, and warming only measures.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.backends._local import LocalEngine
+from shoal.backends._errors import essence
+from shoal.backends._local import Lanes, LocalEngine
 from shoal.backends._options import EngineOptions, layout, usable_cores
 from shoal.backends._ports import Port
 from shoal.backends._shapes import WarmUp, is_probe, length_buckets, shapes, size_buckets
@@ -66,12 +68,30 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     engine = LocalEngine(
         facts,
         ports,
-        Slots(_Run(session, pool) for _ in range(slots)),
+        Lanes(Slots(_Run(session, pool) for _ in range(slots))),
+        max_length=options.max_length,
         warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
-        ends=[partial(pool.shutdown, wait=False)],  # its threads have nothing left to do by then
+        end=partial(pool.shutdown, wait=False),  # its threads have nothing left to do by then
     )
     await engine.warm_up(options.warm_up_s)
     return engine
+
+
+def runtime() -> Any:
+    """The `onnxruntime` package. The only place where Shoal imports it.
+
+    It reports to its vendor, and gives the machine an id and a database in the user's cache for that, unless the
+    environment says no before it starts; the call is for Windows, which goes by another way.
+
+    Raises MissingExtra.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingExtra("the engine onnxruntime", "ort") from None
+    onnxruntime.disable_telemetry_events()
+    return onnxruntime
 
 
 class _Loaded(NamedTuple):
@@ -86,11 +106,7 @@ class _Loaded(NamedTuple):
 
 def _load(graph: Path, options: EngineOptions) -> _Loaded:
     """Raises MissingExtra, ModelFileError."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingExtra("the engine onnxruntime", "ort") from None
-    onnxruntime.disable_telemetry_events()
+    onnxruntime = runtime()
     slots, threads = layout(options.streams or SLOTS, options.threads, usable_cores())
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = SILENT
@@ -103,7 +119,7 @@ def _load(graph: Path, options: EngineOptions) -> _Loaded:
         session = onnxruntime.InferenceSession(str(graph), settings, providers=providers)
     except Exception as error:  # its own exception classes share no base but Exception
         raise ModelFileError(
-            f"ONNX Runtime cannot load this graph: {error}; convert the model again", file=graph.name
+            f"ONNX Runtime cannot load this graph: {essence(str(error))}; convert the model again", file=graph.name
         ) from error
     device = "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
     return _Loaded(session, device, slots, threads, onnxruntime.__version__)
@@ -120,11 +136,9 @@ class _Run:
     """A Worker: one run of the session at a time, on a thread of the pool, which has one for each slot."""
 
     def __init__(self, session: Any, pool: ThreadPoolExecutor) -> None:
-        import onnxruntime
-
         self._session = session
         self._pool = pool
-        self._settings: Callable[[], Any] = onnxruntime.RunOptions
+        self._settings: Callable[[], Any] = runtime().RunOptions
         self._current: Any = None
         self._outcome: Outputs | Exception = {}
 

@@ -9,16 +9,21 @@ loop; and a wide lane, because one stream alone takes 1.7x the time for a lone u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.backends._compile import Compiled, compile_graph, runtime
-from shoal.backends._local import LocalEngine
+from shoal.backends._local import Lanes, LocalEngine
 from shoal.backends._options import EngineOptions
 from shoal.backends._shapes import WarmUp, length_buckets, shapes, size_buckets
 from shoal.backends._slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
+
+WATCH_S = 0.02
+"""How often to look whether a batch in flight has failed; one that goes well says so itself."""
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
@@ -38,15 +43,28 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         precision=compiled.precision,
         details=_details(compiled),
     )
+    decided = replace(options, precision=compiled.precision)
+
+    async def rebuild() -> Lanes:
+        return _lanes(await asyncio.to_thread(compile_graph, graph, decided))
+
     engine = LocalEngine(
         facts,
         compiled.ports,
-        Slots(_Request(compiled.narrow) for _ in range(compiled.streams)),
-        wide=None if compiled.wide is None else Slots([_Request(compiled.wide)]),
+        _lanes(compiled),
+        max_length=options.max_length,
         warm=WarmUp(shapes(lengths or (1,), sizes, options.max_batch_tokens), options.max_batch_ms / 1e3),
+        rebuild=rebuild,
     )
     await engine.warm_up(options.warm_up_s)
     return engine
+
+
+def _lanes(compiled: Compiled) -> Lanes:
+    return Lanes(
+        Slots(_Request(compiled.narrow) for _ in range(compiled.streams)),
+        None if compiled.wide is None else Slots([_Request(compiled.wide)]),
+    )
 
 
 def _details(compiled: Compiled) -> dict[str, Any]:
@@ -68,26 +86,38 @@ class _Request:
         self._request = model.create_infer_request()
         self._request.set_callback(self._finished, None)
         self._outputs: tuple[str, ...] = ()
-        self._done: Callable[[], None] = _nobody
+        self._waiting: list[Callable[[], None]] = []
+        self._watch: asyncio.TimerHandle | None = None
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
         self._outputs = tuple(outputs)
-        self._done = done
         for name, array in feeds.items():
             self._request.set_tensor(name, self._tensor(array, shared_memory=True))
+        self._waiting = [done]
         self._request.start_async()
+        self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)
 
     def result(self) -> Outputs:
+        if self._watch is not None:
+            self._watch.cancel()
         self._request.wait()
         return {name: self._request.get_tensor(name).data.copy() for name in self._outputs}
 
     def abort(self) -> None:
-        self._request.cancel()
+        """Lets the batch end by itself: a cancelled request leaves its stream with shapes of two batches, and the next
+        one fails."""
 
     def _finished(self, _: None) -> None:
-        """On a thread of the engine's, whether the batch went well or not; `wait` then knows."""
-        self._done()
+        """Called on a thread of the engine's; the first call for a batch counts."""
+        with contextlib.suppress(IndexError):
+            self._waiting.pop()()
 
-
-def _nobody() -> None:
-    """Waits for nothing."""
+    def _look(self) -> None:
+        """The engine makes no callback for a batch that failed."""
+        try:
+            self._request.wait_for(0)
+        except RuntimeError:  # `result` raises it again, and then it has a reader
+            self._finished(None)
+            return
+        if self._waiting:
+            self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)

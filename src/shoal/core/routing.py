@@ -19,10 +19,11 @@ class ByTask:
         for runner in runners:
             for task in runner.facts.tasks:
                 self._by_task.setdefault(task, runner)
+        self._facts = replace(runners[0].facts, tasks=tuple(self._by_task))
 
     @property
     def facts(self) -> ModelFacts:
-        return replace(self._runners[0].facts, tasks=tuple(self._by_task))
+        return self._facts
 
     async def run(self, task: Embed, ctx: Context) -> Embedded:
         return await self._for("embed").run(task, ctx)

@@ -31,7 +31,7 @@ async def is_right(subject: Subject, inputs: dict[str, Array]) -> None:
 
 
 def large() -> dict[str, Array]:
-    return batch(*[512] * 64)
+    return batch(*[512] * 16)
 
 
 async def test_it_computes_the_model(subject: Subject) -> None:
@@ -99,6 +99,7 @@ def bad_inputs() -> dict[str, dict[str, Array]]:
         "empty": {name: array[:0] for name, array in good.items()},
         "rows": good | {"attention_mask": good["attention_mask"][:1]},
         "lengths": good | {"attention_mask": good["attention_mask"][:, :3]},
+        "too long": batch(513),
     }
 
 
@@ -110,6 +111,16 @@ async def test_bad_inputs_are_refused_alone(subject: Subject, what: str) -> None
         await infer(subject, bad_inputs()[what])
     await neighbour
     await is_right(subject, batch(4, 4))
+
+
+async def test_a_batch_that_fails_in_the_graph_fails_alone(short: Subject) -> None:
+    """What only the engine can notice is the inputs' fault too; later batches of any shape are right."""
+    await is_right(short, batch(4, 4))
+    for _ in range(2):
+        with pytest.raises(InputRejected):
+            await infer(short, batch(17))
+        for lengths in ((4, 4), (16,), (3, 3, 3)):
+            await asyncio.gather(*(is_right(short, batch(*lengths, seed=seed)) for seed in range(3)))
 
 
 async def test_unknown_outputs_are_refused(subject: Subject) -> None:

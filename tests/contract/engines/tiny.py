@@ -16,11 +16,13 @@ OUTPUTS = ("sentence_embedding", "pooled")
 
 
 class Tiny:
-    """Token vectors, `depth` layers of a matrix and tanh, the mean over attended tokens, normalised or not."""
+    """The vectors of tokens and places, `depth` layers of a matrix and tanh, the mean over attended tokens, normalised
+    or not. A batch longer than `positions` fails in the graph."""
 
-    def __init__(self, depth: int = 2, width: int = WIDTH) -> None:
+    def __init__(self, depth: int = 2, width: int = WIDTH, positions: int = 512) -> None:
         draw = np.random.default_rng(7)
         self.table = draw.standard_normal((VOCAB, width)).astype(np.float32)
+        self.positions = draw.standard_normal((positions, width)).astype(np.float32) * 0.1
         self.layers = [(draw.standard_normal((width, width)) / width**0.5).astype(np.float32) for _ in range(depth)]
 
     def save(self, path: Path) -> Path:
@@ -29,8 +31,19 @@ class Tiny:
         from onnx import helper as make
 
         weights = [numpy_helper.from_array(self.table, "table"), numpy_helper.from_array(np.array([-1]), "last")]
-        weights += [numpy_helper.from_array(np.array([1]), "axis"), numpy_helper.from_array(np.array(1e-9, np.float32), "tiny")]
-        nodes: list[Any] = [make.make_node("Gather", ["table", "input_ids"], ["h0"])]
+        weights += [
+            numpy_helper.from_array(np.array([1]), "axis"),
+            numpy_helper.from_array(np.array(1e-9, np.float32), "tiny"),
+        ]
+        weights += [numpy_helper.from_array(self.positions, "positions")]
+        weights += [numpy_helper.from_array(np.array([at]), name) for at, name in ((0, "zero"), (2, "two"))]
+        nodes: list[Any] = [
+            make.make_node("Gather", ["table", "input_ids"], ["words"]),
+            make.make_node("Shape", ["input_ids"], ["shape"]),
+            make.make_node("Slice", ["shape", "axis", "two"], ["end"]),
+            make.make_node("Slice", ["positions", "zero", "end", "zero"], ["places"]),
+            make.make_node("Add", ["words", "places"], ["h0"]),
+        ]
         for at, layer in enumerate(self.layers):
             weights.append(numpy_helper.from_array(layer, f"w{at}"))
             nodes.append(make.make_node("MatMul", [f"h{at}", f"w{at}"], [f"m{at}"]))
@@ -59,7 +72,8 @@ class Tiny:
         return path
 
     def answer(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        hidden = self.table[inputs["input_ids"]].astype(np.float64)
+        ids = inputs["input_ids"]
+        hidden = self.table[ids].astype(np.float64) + self.positions[: ids.shape[1]]
         for layer in self.layers:
             hidden = np.tanh(hidden @ layer)
         mask = inputs["attention_mask"][..., None]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shoal.backends import _local
-from shoal.backends._local import SOLO_ITEMS, LocalEngine
+from shoal.backends._local import SOLO_ITEMS, Lanes, LocalEngine
 from shoal.backends._ports import Port
 from shoal.backends._shapes import Shape, WarmUp
 from shoal.backends._slots import Slots
 from shoal.core.protocols import CostModel, EngineFacts
-from shoal.errors import InputRejected, TransportFailed
+from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, ModelFileError, TransportFailed
 from shoal.types import Array
 from tests.unit.backends.test_slots import ticks
 from tests.unit.backends.workers import StepWorker
@@ -26,26 +26,44 @@ class Rig:
     """An engine of `streams` workers and, with `wide`, one more."""
 
     def __init__(
-        self, *, streams: int = 2, wide: bool = True, at_once: bool = True, warm: WarmUp | None = None
+        self,
+        *,
+        streams: int = 2,
+        wide: bool = True,
+        at_once: bool = True,
+        warm: WarmUp | None = None,
+        rebuilds: bool = False,
     ) -> None:
         self.narrow = [StepWorker(at_once) for _ in range(streams)]
         self.wide = StepWorker(at_once)
         self.ended = 0
+        self.rebuilt = 0
+        self.lost = False
+        self.may_rebuild = asyncio.Event()
         facts = EngineFacts(name="rig", inputs=("x",), outputs=("y",), slots=streams)
         self.engine = LocalEngine(
             facts,
             [Port("x", np.dtype(np.int64), (None, None))],
-            Slots(self.narrow),
-            wide=Slots([self.wide]) if wide else None,
-            warm=warm,
-            ends=[self._end],
+            Lanes(Slots(self.narrow), Slots([self.wide]) if wide else None),
+            max_length=64,
+            warm=warm or WarmUp([], 1.0),
+            rebuild=self._rebuild if rebuilds else None,
+            end=self._end,
         )
+
+    async def _rebuild(self) -> Lanes:
+        self.rebuilt += 1
+        await self.may_rebuild.wait()
+        if self.lost:
+            raise ModelFileError("gone", file="model.onnx")
+        self.narrow = [StepWorker(at_once=True) for _ in self.narrow]
+        return Lanes(Slots(self.narrow))
 
     def _end(self) -> None:
         self.ended += 1
 
-    async def infer(self, size: int = 1, length: int = 8) -> dict[str, Array]:
-        return await self.engine.infer({"x": np.ones((size, length), np.int64)}, ["y"], {}, time.monotonic() + 30)
+    async def infer(self, size: int = 1, length: int = 8, seconds: float = 30.0) -> dict[str, Array]:
+        return await self.engine.infer({"x": np.ones((size, length), np.int64)}, ["y"], {}, time.monotonic() + seconds)
 
     def counts(self) -> tuple[int, int]:
         """Batches that ran (narrow, wide)."""
@@ -182,3 +200,73 @@ async def test_closing_ends_the_warming() -> None:
     before = asyncio.all_tasks()
     await rig.engine.aclose()
     assert {task for task in before if not task.done()} == {asyncio.current_task()}
+
+
+async def test_after_a_failed_batch_the_lanes_are_replaced() -> None:
+    """The failed batch is answered at once; the next ones wait for new lanes and run there."""
+    rig = Rig(wide=False, streams=1, rebuilds=True)
+    rig.narrow[0].error = RuntimeError("odd")
+    with pytest.raises(EngineFailed):
+        await rig.infer()
+    failed = rig.narrow[0]
+    waiting = [asyncio.create_task(rig.infer()) for _ in range(2)]
+    await ticks()
+    assert (failed.batches, rig.rebuilt) == (1, 1)
+    rig.may_rebuild.set()
+    await asyncio.gather(*waiting)
+    assert (failed.batches, rig.counts()[0], rig.rebuilt) == (1, 2, 1)
+
+
+async def test_refused_inputs_replace_nothing() -> None:
+    """Inputs that never reached the engine leave its lanes as they are."""
+    rig = Rig(rebuilds=True)
+    with pytest.raises(InputRejected):
+        await rig.infer(length=65)
+    await ticks()
+    assert rig.rebuilt == 0
+
+
+async def test_two_failures_at_once_replace_once() -> None:
+    """Batches that fail side by side cause one rebuild, and a late failure on the old lanes causes none."""
+    rig = Rig(wide=False, rebuilds=True, at_once=False)
+    running = [asyncio.create_task(rig.infer()) for _ in range(2)]
+    await ticks()
+    old = rig.narrow
+    for worker in old:
+        worker.error = RuntimeError("odd")
+    rig.may_rebuild.set()
+    old[0].finish()
+    await ticks(20)
+    old[1].finish()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineFailed, EngineFailed]
+    await rig.infer()
+    assert rig.rebuilt == 1
+
+
+async def test_waiting_for_new_lanes_ends_at_the_deadline() -> None:
+    """A rebuild that takes long makes nobody late without saying so."""
+    rig = Rig(wide=False, streams=1, rebuilds=True)
+    rig.narrow[0].error = RuntimeError("odd")
+    with pytest.raises(EngineFailed):
+        await rig.infer()
+    with pytest.raises(DeadlineExceeded):
+        await rig.infer(seconds=0.002)
+    rig.may_rebuild.set()
+    await rig.engine.aclose()
+
+
+async def test_an_engine_that_cannot_be_rebuilt_is_not_ready() -> None:
+    """When the graph is gone, those who wait are told, and readiness says so."""
+    rig = Rig(wide=False, streams=1, rebuilds=True)
+    rig.lost = True
+    rig.narrow[0].error = RuntimeError("odd")
+    with pytest.raises(EngineFailed):
+        await rig.infer()
+    waiting = asyncio.create_task(rig.infer())
+    await ticks()
+    rig.may_rebuild.set()
+    with pytest.raises(TransportFailed):
+        await waiting
+    assert not rig.engine.ready()
+    await rig.engine.aclose()

@@ -17,7 +17,7 @@ SENTENCE_CONFIGS = tuple(
 )
 """In the order in which sentence-transformers looks for them; the first one that is there counts."""
 
-GRAPHS = ("model.onnx", "onnx/model.onnx")
+GRAPHS = ("onnx/model.onnx", "model.onnx")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _SENTENCE_KEYS = {

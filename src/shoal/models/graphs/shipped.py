@@ -235,13 +235,11 @@ def _copy_data(
     source: Path, name: str, data: tuple[str, ...], target: Path, progress: Callable[[float], None] | None
 ) -> None:
     for index, location in enumerate(data):
-        if not is_inside(location):
-            raise ModelFileError(f"names weights outside its folder: {location!r}", file=name)
+        if not is_inside(location) or "/" in location or location.endswith((".json", ".onnx")):
+            raise ModelFileError(f"{location!r} is no place for weights: a file beside the graph is", file=name)
         if not (source.parent / location).is_file():
             raise ModelFileError(f"its weights {location} are missing; fetch the model again", file=name)
-        place = target.parent / location
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source.parent / location, place)
+        shutil.copyfile(source.parent / location, target.parent / location)
         if progress is not None:
             progress((index + 1) / len(data))
 

@@ -91,7 +91,11 @@ def open_weights(folder: Path, path: str = "") -> Weights:
                 "or save the model again with safe_serialization=True",
                 file=prefix + name,
             )
-    raise ModelFileError("is missing; fetch the model again", file=prefix + WEIGHTS)
+    raise ModelFileError(
+        "is missing; fetch the model again, or where its author published only pickled weights (.bin), which are never "
+        "read, use a revision with safetensors",
+        file=prefix + WEIGHTS,
+    )
 
 
 def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) -> dict[str, _Tensor]:

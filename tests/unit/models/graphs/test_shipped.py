@@ -203,9 +203,9 @@ def test_weights_in_a_file_of_their_own_are_copied(tmp_path: Path) -> None:
     assert np.abs(got - mean(IDS, MASK)).max() < 1e-5
 
 
-@pytest.mark.parametrize("location", ["../other", "gone"])
+@pytest.mark.parametrize("location", ["../other", "deeper/other", "tokenizer.json", "gone"])
 def test_weights_elsewhere_or_missing_are_refused(tmp_path: Path, location: str) -> None:
-    """A graph may not name files outside its folder."""
+    """A graph may name files beside it, and none that another part of the served model has."""
     folder = checkpoint(tmp_path)
     ship(folder, external=True)
     model = onnx.load(folder / NAME, load_external_data=False)
