@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from harness import Server, parser, phase, write
@@ -20,8 +22,8 @@ Interactive: single texts of 16 tokens, open loop at a steady rate, latency coun
 requests of 2,048 distinct texts of 16 tokens, closed loop, base64, built before the clock starts. Each alone, then both
 together; `one`: bulk over one connection from its own address; `many`: over 32 connections from its own address;
 `proxy`: both kinds take turns on the same 16 keep-alive connections from one address, as behind a reverse proxy that
-adds no header. Bulk's rate is counted from its first answer to its last; refused bulk requests (429, 503) wait as
-Retry-After says. Medians over rounds.
+adds no header. Bulk's rate is what the engine ran in the window less the interactive answers; refused bulk requests
+(429, 503) wait as Retry-After says and are sent again, refused interactive ones count as errors. Medians over rounds.
 """
 INPUTS = 2048
 TOKENS = 16
@@ -46,15 +48,30 @@ def bulk_bodies(server: Server, clients: int, seconds: float) -> Callable[[], by
 
 
 async def bulk(pool: Pool, make: Callable[[], bytes], clients: int, seconds: float) -> Record:
-    return await closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS, count_late=True)
+    return await closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS)
 
 
-def bulk_rate(record: Record) -> float:
-    """Texts a second between the first answer and the last; over the whole run when there are too few for that."""
-    ends = sorted(record.finished)
-    if len(ends) < 3 or ends[-1] - ends[0] < 1e-3:
-        return record.texts / record.seconds
-    return (len(ends) - 1) * INPUTS / (ends[-1] - ends[0])
+async def computed(server: Server) -> float:
+    """Items that the engine has run so far."""
+    text = await asyncio.to_thread(server.text, "/metrics")
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("shoal_batch_size_sum"))
+
+
+async def windowed(server: Server, work: Awaitable[Record]) -> tuple[Record, float]:
+    """Begin `work` when the bulk client is at full speed; what it recorded, and bulk texts a second meanwhile.
+
+    Counted at the engine: answers of 2,048 texts come in lumps that a window of seconds cannot resolve.
+    """
+    await asyncio.sleep(1.0)
+    before, start = await computed(server), time.perf_counter()
+    record = await work
+    after, end = await computed(server), time.perf_counter()
+    return record, (after - before - len(record.latency)) / (end - start)
+
+
+async def nothing(seconds: float) -> Record:
+    await asyncio.sleep(seconds)
+    return Record()
 
 
 async def scenario(server: Server, name: str, rate: float, seconds: float) -> dict[str, Any]:
@@ -70,16 +87,17 @@ async def scenario(server: Server, name: str, rate: float, seconds: float) -> di
     try:
         await interactive(server, mine, rate, 1.0)
         alone = latencies((await interactive(server, mine, rate, seconds)).latency)
-        bulk_alone = await bulk(theirs, bulk_bodies(server, connections, seconds), connections, seconds)
-        bodies = bulk_bodies(server, connections, seconds + 2)
-        beside, bulk_beside = await asyncio.gather(
-            late(interactive(server, mine, rate, seconds)), bulk(theirs, bodies, connections, seconds + 2)
+        solo, shared = (bulk_bodies(server, connections, seconds + 2) for _ in range(2))
+        (_, solo_rate), _ = await asyncio.gather(
+            windowed(server, nothing(seconds)), bulk(theirs, solo, connections, seconds + 2)
+        )
+        (beside, shared_rate), bulk_beside = await asyncio.gather(
+            windowed(server, interactive(server, mine, rate, seconds)), bulk(theirs, shared, connections, seconds + 2)
         )
     finally:
         mine.close()
         theirs.close()
-    together = latencies(beside.latency)
-    solo_rate, shared_rate = bulk_rate(bulk_alone), bulk_rate(bulk_beside)
+    together = latencies(beside.latency) or dict.fromkeys(alone, math.nan)  # every one refused
     return {
         "alone_p50_ms": alone["p50"],
         "alone_p99_ms": alone["p99"],
@@ -94,13 +112,6 @@ async def scenario(server: Server, name: str, rate: float, seconds: float) -> di
         "bulk_refused": sum(bulk_beside.errors.values()),
         "errors": {"interactive": dict(beside.errors), "bulk": dict(bulk_beside.errors)},
     }
-
-
-async def late(work: Any) -> Record:
-    """Begin when the bulk client is at full speed."""
-    await asyncio.sleep(1.0)
-    record: Record = await work
-    return record
 
 
 def main() -> None:

@@ -67,9 +67,13 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def get(self, path: str) -> Any:
+    def text(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=10) as reply:
-            return json.load(reply)
+            body: bytes = reply.read()
+        return body.decode()
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.text(path))
 
     def card(self) -> dict[str, Any]:
         """What the server says of its model."""

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from shoal.core.gateway import Gateway
-from shoal.core.protocols import ModelFacts, Token
+from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
 from shoal.surfaces import SURFACES, Front, Options, build_app
@@ -186,14 +186,14 @@ def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) 
     return {"type": "http", "method": method, "path": path, "headers": raw, "client": ("127.0.0.1", 5000), **more}
 
 
-def serve(runner: Told | None = None, **options: Any) -> Server:
+def serve(runner: Told | None = None, *, observer: Observer | None = None, **options: Any) -> Server:
     """A server whose model is ready; without a runner, one that answers."""
     runner = runner or Told()
     registry = Registry()
     model = Model(name=MODEL, aliases=("mini", "sentence-transformers/all-MiniLM-L6-v2"), created=1_700_000_000)
     registry.add(model)
     model.loaded(runner)
-    gateway = Gateway(registry)
+    gateway = Gateway(registry, observer)
     settings = Options(**options)
     return Server(build_app(gateway, [make(settings) for make in SURFACES], settings), runner, gateway, model)
 

@@ -12,11 +12,12 @@ import orjson
 import pytest
 
 from shoal.core.gateway import Gateway
-from shoal.core.protocols import Operation
+from shoal.core.protocols import Observer, Operation
 from shoal.core.registry import Registry
 from shoal.errors import ShoalError
 from shoal.surfaces import Front, Options, Reply, Request, _body, build_app
 from shoal.surfaces._watch import PATIENCE_S
+from shoal.types import Result, TaskKind, TrafficClass
 from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
 ASK = {"input": "ab", "model": MODEL}
@@ -209,6 +210,38 @@ async def test_errors_are_told_by_the_owner_of_the_path() -> None:
     assert (await server.call("GET", "/health/unknown")).json()["error"]["code"] == "unknown_url"
     assert set((await server.call("GET", "/v1/embedding/x")).json()) == {"msg"}
     assert (await server.call("POST", "/health")).headers["allow"] == "GET, HEAD"
+
+
+class Books(Observer):
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def refused(self, reason: str) -> None:
+        self.entries.append(f"refused {reason}")
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+        self.entries.append("accepted")
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        self.entries.append(outcome)
+
+
+@pytest.mark.parametrize(
+    ("call", "entries"),
+    [
+        ({"path": "/v1/embeddings", "json": {"model": "mini", "input": "a"}}, ["accepted", "ok"]),
+        ({"path": "/v1/embeddings", "json": {"model": "other", "input": "a"}}, ["refused model_not_found"]),
+        ({"path": "/v1/embeddings", "json": {"model": "mini", "input": []}}, ["refused empty"]),
+        ({"path": "/v1/embeddings", "body": b"{"}, ["refused malformed"]),
+        ({"path": "/nowhere", "json": {}}, ["refused route_not_found"]),
+        ({"path": "/v1/embeddings", "json": {}, "headers": {"host": "evil.example"}}, ["refused forbidden"]),
+    ],
+)
+async def test_every_request_is_counted_once(call: dict[str, Any], entries: list[str]) -> None:
+    """A request is refused, or accepted and finished; whoever turned it away, it is in the books exactly once."""
+    books = Books()
+    await serve(observer=books).call("POST", **call)
+    assert books.entries == entries
 
 
 async def test_root_path() -> None:

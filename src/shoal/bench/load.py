@@ -23,14 +23,11 @@ class Asks(Protocol):
     async def ask(self, request: bytes) -> Reply: ...
 
 
-async def closed_loop(
-    pool: Asks, make: Make, *, clients: int, seconds: float, texts: int = 1, count_late: bool = False
-) -> Record:
+async def closed_loop(pool: Asks, make: Make, *, clients: int, seconds: float, texts: int = 1) -> Record:
     """`clients` callers, each with one request in flight, until `seconds` have passed.
 
-    Answers after that are waited for; they count only with `count_late`, and then the run lasts until the last one. A
-    refused caller (429, 503) waits as long as `Retry-After` says and then sends the same request again: nobody has
-    computed its texts yet.
+    Answers after that are waited for and not counted. A refused caller (429, 503) waits as long as `Retry-After` says
+    and then sends the same request again: nobody has computed its texts yet.
     """
     record, start = Record(), time.perf_counter()
     end = start + seconds
@@ -39,15 +36,14 @@ async def closed_loop(
         request = b""
         while (due := time.perf_counter()) < end:
             request = request or make()
-            counted = None if count_late else end
-            pause = await _one(pool, request, record, due=due, start=start, end=counted, texts=texts)
+            pause = await _one(pool, request, record, due=due, start=start, end=end, texts=texts)
             if pause:
                 await asyncio.sleep(pause)
             else:
                 request = b""
 
     await asyncio.gather(*(caller() for _ in range(clients)))
-    record.seconds = max([seconds, *record.finished[-1:]]) if count_late else seconds
+    record.seconds = seconds
     return record
 
 

@@ -28,7 +28,7 @@ class Gateway:
 
     async def run(self, task: Embed, ctx: Context) -> Embedded:
         """Embed. Raises any RequestError, CapacityError, BackendError or InternalError."""
-        model = self.registry.find(task.model, "embed")
+        model = self._find(task.model, "embed")
         started = time.monotonic()
         self._observer.accepted(model.name, "embed", len(task.inputs), traffic_of(task, ctx))
         outcome, result = "cancelled", None
@@ -51,7 +51,7 @@ class Gateway:
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncIterator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back."""
-        model = self.registry.find(task.model, "generate")
+        model = self._find(task.model, "generate")
         started = time.monotonic()
         self._observer.accepted(model.name, "generate", 1, traffic_of(task, ctx))
         outcome = "cancelled"
@@ -84,11 +84,22 @@ class Gateway:
         """One model by name or alias ("" = the default). Raises ModelNotFound."""
         return self.registry.find(name).card()
 
+    def refused(self, error: ShoalError) -> None:
+        """A surface turned a request away itself: for the metrics."""
+        self._observer.refused(error.kind)
+
     def ready(self) -> bool:
         """Whether every model is loaded and able to serve, and the server is not draining."""
         return not self.draining and all(
             model.state == "ready" and model.runner is not None and model.runner.ready() for model in self.registry
         )
+
+    def _find(self, name: str, task: TaskKind) -> Model:
+        try:
+            return self.registry.find(name, task)
+        except ShoalError as error:
+            self.refused(error)
+            raise
 
 
 def _able(model: Model, task: TaskKind) -> Runner:

@@ -252,8 +252,11 @@ class BatchReport:
 class Observer:
     """What happened, for metrics, logs and traces. Methods are no-ops to override; they are quick and never raise.
 
-    Every request is `accepted` once or refused, and `finished` once: `outcome` is "ok", "cancelled" or an error's kind.
+    Every request is either `refused` once, before a model took it, `reason` being the error's kind; or it is `accepted`
+    once and `finished` once, `outcome` being "ok", "cancelled" or an error's kind.
     """
+
+    def refused(self, reason: str) -> None: ...
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None: ...
 

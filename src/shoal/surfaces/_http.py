@@ -74,8 +74,7 @@ class Front:
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
         try:
             if isinstance(found, Miss):
-                preflight = self._cors.preflight(request, self.routes.allowed(request.path))
-                reply = preflight or _rendered(found.surface, found.error)
+                reply = self._cors.preflight(request, self.routes.allowed(request.path)) or self._missed(found)
             else:
                 with Watch(receive, self._options.body_timeout_s) as watch:
                     await self._admit(request, found, receive)
@@ -86,9 +85,15 @@ class Front:
         except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
             if request.begun:
                 return _cut_short(request, error)
+            if isinstance(error, ShoalError) and not request.handed_over:
+                self._gateway.refused(error)
             reply = _told(request, found.surface, error)
         await self._send(request, reply, receive, send)
         return reply.status
+
+    def _missed(self, miss: Miss) -> Reply:
+        self._gateway.refused(miss.error)
+        return _rendered(miss.surface, miss.error)
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
         operation = route.operation

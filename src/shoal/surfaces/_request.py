@@ -69,6 +69,7 @@ class Request:
         "body_read",
         "client",
         "deadline",
+        "handed_over",
         "headers",
         "id",
         "items",
@@ -91,6 +92,7 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
+        self.handed_over = False
         self.started = started
         self.deadline = math.inf
         self.id = ""
@@ -115,6 +117,8 @@ class Request:
                 return None
 
     def context(self) -> Context:
+        """For the gateway, which from here on counts what becomes of the request."""
+        self.handed_over = True
         return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
 
     def accepts_json(self) -> bool:
