@@ -28,23 +28,23 @@ class Shape(NamedTuple):
         return self.size * self.length
 
 
-def ladder(first: int, step: int, last: int) -> tuple[int, ...]:
-    """Ascending sizes from `first` to exactly `last`: steps of a quarter of the power of two below, at least `step`, so
-    that padding adds a quarter at most (but for the smallest) and a tenth on average."""
+def ladder(first: int, step: int, last: int, parts: int) -> tuple[int, ...]:
+    """Ascending sizes from `first` to exactly `last`, in steps of at least `step` and otherwise one of `parts` of the
+    power of two below: padding adds at most that part (but for the smallest), and half of it on average."""
     rungs = []
     rung = min(first, last)
     while rung < last:
         rungs.append(rung)
-        rung += max(step, (1 << (rung.bit_length() - 1)) // 4)
+        rung += max(step, (1 << (rung.bit_length() - 1)) // parts)
     return (*rungs, last)
 
 
 def length_buckets(max_length: int) -> tuple[int, ...]:
-    return ladder(SHORTEST, LENGTH_STEP, max_length)
+    return ladder(SHORTEST, LENGTH_STEP, max_length, 8)
 
 
 def size_buckets(max_batch_size: int) -> tuple[int, ...]:
-    return ladder(1, SIZE_STEP, max_batch_size)
+    return ladder(1, SIZE_STEP, max_batch_size, 4)
 
 
 def shapes(lengths: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[Shape]:

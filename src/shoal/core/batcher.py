@@ -120,8 +120,10 @@ class Lane:
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
-        permit = self.admission.admit(ctx.client, len(task.inputs), sum(map(self.pipeline.estimate, task.inputs)))
-        pending = Pending(task, ctx, traffic_of(task, ctx), self._clock())
+        traffic = traffic_of(task, ctx)
+        tokens = sum(map(self.pipeline.estimate, task.inputs))
+        permit = self.admission.admit(ctx.client, traffic, len(task.inputs), tokens)
+        pending = Pending(task, ctx, traffic, self._clock())
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._pendings.add(pending)
         self._intake.add(pending)

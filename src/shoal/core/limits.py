@@ -23,20 +23,25 @@ def traffic_of(task: Task, ctx: Context) -> TrafficClass:
     return "bulk" if isinstance(task, Embed) and len(task.inputs) > BULK_ABOVE else "interactive"
 
 
+RESERVED_PART = 8
+"""One part of so many is kept free of bulk items: a backlog of theirs must not turn away somebody's single text."""
+
+
 @dataclass(slots=True)
 class Permit:
     """The right of `items` items of one client to be inside; given back exactly once, whatever happened to them."""
 
-    client: str
+    flow: tuple[str, TrafficClass]
     items: int
     tokens: int
     held: bool = True
 
 
 class Admission:
-    """A bounded count of items inside, of which one client holds at most half.
+    """A bounded count of items inside, of which one client holds at most half, counted by class.
 
-    When nothing is inside, any request is admitted however large, so that no legal request is refused for its size
+    Classes are counted apart because many users may stand behind one address: the bulk job of one of them must not use
+    up the share of the others' single texts. When nothing is inside, any request is admitted however large, so that no legal request is refused for its size
     alone. Tokens are counted for the drain rate and the metrics; they are estimates until `correct` is called.
     """
 
@@ -45,18 +50,20 @@ class Admission:
         self.items = 0
         self.tokens = 0
         self._clock = clock
-        self._clients: defaultdict[str, int] = defaultdict(int)
+        self._clients: defaultdict[tuple[str, TrafficClass], int] = defaultdict(int)
         self._left: deque[tuple[float, int]] = deque()
         self._left_items = 0
 
-    def admit(self, client: str, items: int, tokens: int) -> Permit:
+    def admit(self, client: str, traffic: TrafficClass, items: int, tokens: int) -> Permit:
         """Take a permit, or raise Overloaded with `retry_after` from the rate at which items leave."""
-        mine = self._clients.get(client, 0)
-        if self.items and self.items + items > self.max_items:
+        flow = (client, traffic)
+        mine = self._clients.get(flow, 0)
+        most = self.max_items - (self.max_items // RESERVED_PART if traffic == "bulk" else 0)
+        if self.items and self.items + items > most:
             raise Overloaded(
-                f"{self.items} items are queued and {items} more exceed the limit of {self.max_items} "
+                f"{self.items} items are queued and {items} more exceed the limit of {most} "
                 "(max_queue_items): try again later, or send smaller requests",
-                retry_after=self._retry_after(self.items + items - self.max_items),
+                retry_after=self._retry_after(self.items + items - most),
             )
         if mine and mine + items > self.max_items // 2:
             raise Overloaded(
@@ -66,8 +73,8 @@ class Admission:
             )
         self.items += items
         self.tokens += tokens
-        self._clients[client] += items
-        return Permit(client, items, tokens)
+        self._clients[flow] += items
+        return Permit(flow, items, tokens)
 
     def correct(self, permit: Permit, tokens: int) -> None:
         """Replace the permit's estimate by the true token count; never refuses."""
@@ -82,11 +89,11 @@ class Admission:
         permit.held = False
         self.items -= permit.items
         self.tokens -= permit.tokens
-        left = self._clients[permit.client] - permit.items
+        left = self._clients[permit.flow] - permit.items
         if left:
-            self._clients[permit.client] = left
+            self._clients[permit.flow] = left
         else:
-            del self._clients[permit.client]
+            del self._clients[permit.flow]
         self._left.append((self._clock(), permit.items))
         self._left_items += permit.items
         self._forget()

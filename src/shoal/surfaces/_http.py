@@ -45,13 +45,14 @@ def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -
 
     Raises ConfigError for options that cannot work, and ValueError when two surfaces claim the same method of a path.
     """
-    return Front(Routes(surfaces, gateway), options)
+    return Front(gateway, Routes(surfaces, gateway), options)
 
 
 class Front:
     """`routes` is the table that it serves, for who wants to look at all of it."""
 
-    def __init__(self, routes: Routes, options: Options) -> None:
+    def __init__(self, gateway: Gateway, routes: Routes, options: Options) -> None:
+        self._gateway = gateway
         self._options = options
         self.routes = routes
         self._gate = Gate(options)

@@ -13,18 +13,19 @@ from shoal.core.protocols import CostModel
 
 
 def test_the_buckets_of_the_default_limits() -> None:
-    """The ladders as documented: fine where texts are short, an eighth to a quarter above."""
-    assert length_buckets(128) == (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+    """The ladders as documented: lengths within an eighth of each other, sizes within a quarter."""
+    short = (8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64)
+    assert length_buckets(144) == (*short, 72, 80, 88, 96, 104, 112, 120, 128, 144)
     assert size_buckets(64) == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
-@given(first=st.integers(1, 64), step=st.integers(1, 8), last=st.integers(1, 10_000))
-def test_a_ladder_ends_at_its_last_and_wastes_little(first: int, step: int, last: int) -> None:
-    """It ascends to exactly `last`, and a rung is never more than a quarter, or the least step, above the one below."""
-    rungs = ladder(first, step, last)
+@given(first=st.integers(1, 64), step=st.integers(1, 8), last=st.integers(1, 10_000), parts=st.sampled_from([4, 8]))
+def test_a_ladder_ends_at_its_last_and_wastes_little(first: int, step: int, last: int, parts: int) -> None:
+    """It ascends to exactly `last`, and a rung is never more than its part, or the least step, above the one below."""
+    rungs = ladder(first, step, last, parts)
     assert rungs[-1] == last
     assert rungs[0] == min(first, last)
-    assert all(low < high <= max(low * 1.25, low + step) for low, high in pairwise(rungs))
+    assert all(low < high <= max(low * (1 + 1 / parts), low + step) for low, high in pairwise(rungs))
 
 
 def test_shapes_come_cheapest_first_within_the_limit() -> None:
