@@ -41,8 +41,9 @@ class Admission:
     """A bounded count of items inside, of which one client holds at most half, counted by class.
 
     Classes are counted apart because many users may stand behind one address: the bulk job of one of them must not use
-    up the share of the others' single texts. When nothing is inside, any request is admitted however large, so that no legal request is refused for its size
-    alone. Tokens are counted for the drain rate and the metrics; they are estimates until `correct` is called.
+    up the share of the others' single texts. When nothing is inside, any request is admitted however large, so that no
+    legal request is refused for its size alone. Tokens are counted for the drain rate and the metrics; they are
+    estimates until `correct` is called.
     """
 
     def __init__(self, max_items: int, clock: Callable[[], float]) -> None:

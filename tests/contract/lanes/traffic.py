@@ -1,0 +1,103 @@
+"""Traffic of two kinds on one lane, on a virtual clock: what interactive callers waited and what bulk callers got."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from shoal.core.batcher import Lane
+from shoal.errors import Overloaded
+from shoal.types import Embed, TextItem
+from tests.unit.core.lanes import context
+
+BULK_INPUTS = 2048
+
+_numbers = count(1)
+
+
+def texts(number: int, length: int) -> list[TextItem]:
+    """So many inputs of this length, unlike any other: nothing is shared."""
+    return [[next(_numbers)] * length for _ in range(number)]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a run of traffic came to. `refused` counts interactive requests that were turned away."""
+
+    seconds: float
+    waits: list[float] = field(default_factory=list)
+    refused: int = 0
+    bulk_items: int = 0
+
+    @property
+    def p99_ms(self) -> float:
+        return sorted(self.waits)[int(len(self.waits) * 0.99)] * 1000
+
+    @property
+    def bulk_rate(self) -> float:
+        return self.bulk_items / self.seconds
+
+
+class Load:
+    """Traffic for a lane, to be run together for `seconds` of its clock; lengths of inputs are spread."""
+
+    def __init__(self, lane: Lane, seconds: float, lengths: Sequence[int] = (16,)) -> None:
+        self.lane = lane
+        self.seen = Seen(seconds)
+        self._lengths = lengths
+        self._random = random.Random(7)
+        self._work: list[Coroutine[Any, Any, None]] = []
+
+    def interactive(self, rate: float, client: str = "people") -> Load:
+        """Single texts at random moments, `rate` a second, whether or not earlier ones are answered."""
+        self._work.append(self._people(rate, client))
+        return self
+
+    def bulk(self, clients: Sequence[str]) -> Load:
+        """One caller for each name, each sending 2,048 inputs as soon as its last request is answered."""
+        self._work.extend(self._batcher(client) for client in clients)
+        return self
+
+    async def run(self) -> Seen:
+        tasks = [asyncio.create_task(work) for work in self._work]
+        await asyncio.sleep(self.seen.seconds)
+        parts = [pending for pending in self.lane._pendings if pending.traffic == "bulk"]
+        self.seen.bulk_items += sum(BULK_INPUTS - pending.left for pending in parts)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.lane.aclose()
+        return self.seen
+
+    def _one(self) -> TextItem:
+        return texts(1, self._random.choice(self._lengths))[0]
+
+    async def _people(self, rate: float, client: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(self._random.expovariate(rate))
+                group.create_task(self._person(client))
+
+    async def _person(self, client: str) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            await self.lane.run(Embed(model="m", inputs=[self._one()]), context(client=client))
+        except Overloaded:
+            self.seen.refused += 1
+        else:
+            self.seen.waits.append(loop.time() - begun)
+
+    async def _batcher(self, client: str) -> None:
+        while True:
+            inputs = [self._one() for _ in range(BULK_INPUTS)]
+            try:
+                await self.lane.run(Embed(model="m", inputs=inputs), context(1e6, client=client))
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after or 1.0)
+            else:
+                self.seen.bulk_items += BULK_INPUTS
