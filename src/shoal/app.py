@@ -76,7 +76,7 @@ def _register(registry: Registry, loaded: Loaded, text: str) -> Model:
     name = served.name or served.addresses[0].id
     table = loaded.models.get(name)
     aliases = set(table.aliases if table else ())
-    if [str(address) for address in served.addresses] == [DEFAULT_MODEL]:
+    if [str(address) for address in served.addresses] == [DEFAULT_MODEL] and name == served.addresses[0].id:
         aliases.update(DEFAULT_ALIASES)
     model = Model(name, tuple(sorted(aliases)), table.default_for if table else ())
     registry.add(model)

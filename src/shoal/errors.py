@@ -43,7 +43,8 @@ A surface turns `kind` into its dialect's status and body (`surfaces/_status.py`
 
 from __future__ import annotations
 
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 
 class ShoalError(Exception):
@@ -63,6 +64,13 @@ class ShoalError(Exception):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.message!r})"
+
+    def of_input(self, index: int) -> Self:
+        """The same error, saying which of a request's inputs it is about (counted from 0, as in the request)."""
+        named = copy(self)
+        named.message = f"input {index}: {self.message}"
+        named.args = (named.message,)
+        return named
 
 
 class RequestError(ShoalError):

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.backends import Checked, EngineOptions, choose, opener
 from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
-from shoal.errors import MissingExtra, ShoalError
+from shoal.errors import AddressError, MissingExtra, ShoalError
 from shoal.models.address import Address
 from shoal.models.prepare import prepare
 from shoal.models.progress import Progress, Stop
@@ -92,18 +92,18 @@ async def open_local(
     except asyncio.CancelledError:
         stop.set()
         raise
+    if len({space_of(one) for one in stored}) > 1:
+        raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
     engine = choose(settings.engine)
     pipeline = await asyncio.to_thread(
         TextPipeline, stored[0].path, stored[0].manifest.text, truncate=settings.truncate
     )
     engines: list[Engine] = []
-    try:
+    async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
             engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, pipeline))
-    except (ShoalError, asyncio.CancelledError):
-        for opened in engines:
-            await opened.aclose()
-        raise
+            opened.push_async_callback(engines[-1].aclose)
+        opened.pop_all()
     facts = _facts(stored[0], engine, engines[0].facts)
     return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text), engines, facts)
 
@@ -168,18 +168,20 @@ def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts
 def space_of(stored: Stored) -> str:
     """16 hex digits that are equal only for vectors that may share an index.
 
-    They cover the weights as published (not the converted graph, whose bytes may change with the converter) and what
-    the text specification does to a vector: pooling, prompts and normalisation.
+    They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
+    shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
     """
     spec: TextSpec = stored.manifest.text
+    weights = stored.manifest.weights
     told = [
-        sorted(stored.manifest.weights.values()),
+        sorted(digest for file, digest in weights.items() if file.endswith(".safetensors")) or sorted(weights.values()),
         spec.pooling,
+        spec.modules,
         sorted(spec.prompts.items()),
         spec.default_prompt_name,
         spec.include_prompt,
-        spec.ends_normalized,
         spec.lower_case,
+        spec.max_tokens,
     ]
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 

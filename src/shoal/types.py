@@ -117,6 +117,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     `tokenizer`: path of tokenizer.json inside the model's folder. `inputs`: the graph's input names, of `input_ids`,
     `attention_mask`, `token_type_ids`, `position_ids`, `pooling_mask`. `max_tokens` counts special tokens.
     `lower_case`: do_lower_case of the sentence_bert_config (beyond what the tokenizer does itself).
+    `modules` names what follows the pooling, in order ("dense:tanh", "layer_norm", "normalize").
     `include_prompt` False: the prompt's tokens are left out of pooling (`pooling_mask`).
     `sentence_embedding` names the output of all modules, `pooled` the one before a final Normalize (the same name when
     the model ends without one); `ends_normalized` says whether a Normalize module ends the model.
@@ -134,6 +135,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
     pooling: str = "mean"
+    modules: tuple[str, ...] = ()
     similarity: str = "cosine"
     sentence_embedding: str = "sentence_embedding"
     pooled: str = "pooled"

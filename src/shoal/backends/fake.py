@@ -33,6 +33,7 @@ from shoal.types import Array, Chunk, Context, Embed, Embedded, Generate, TextIt
 
 MAX_TOKENS = 512
 BATCHES_KEPT = 4096
+AT_LEAST_ONE = ("slots", "dimension", "max_batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,9 @@ class FakeScript:
                 values[key] = kinds[key](text)
             except ValueError:
                 raise AddressError(f"fake: {key}={text!r} is not a number") from None
+            least = 1 if key in AT_LEAST_ONE else 0
+            if not isinstance(values[key], str) and not least <= values[key] < float("inf"):
+                raise AddressError(f"fake: {key}={text!r} cannot work: give {least} or more")
         return cls(**values)
 
 

@@ -22,7 +22,15 @@ from shoal.core.planner import Batch, Limits, Planner, Wait
 from shoal.core.protocols import BatchReport, Engine, Observer, Pipeline
 from shoal.core.replica import Replica
 from shoal.core.threads import Threads
-from shoal.errors import InternalError, OutOfMemory, ShoalError, TransportFailed, Unavailable
+from shoal.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InternalError,
+    OutOfMemory,
+    ShoalError,
+    TransportFailed,
+    Unavailable,
+)
 from shoal.types import Array, Context, Embed, Embedded
 
 logger = logging.getLogger("shoal.core")
@@ -156,7 +164,7 @@ class Lane:
         tokens = 0
         for pending, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
-                pending.fail(outcome)
+                pending.fail_at(index, outcome)
             if isinstance(outcome, ShoalError) or pending.done:
                 continue
             pending.tokens[index] = outcome.tokens
@@ -233,8 +241,12 @@ class Lane:
         if self._parts:
             part = self._parts.popleft()
             items = [item for item in part.items if item.waiters]
+            most = replica.facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
+            if items[most:]:
+                self._parts.appendleft(_Part(items[most:], part.trial))
             if items:
-                self._launch(replica, Batch(items, 0, sum(item.cost for item in items), "full"), part.trial)
+                fit = items[:most]
+                self._launch(replica, Batch(fit, 0, sum(item.cost for item in fit), "full"), part.trial)
             return True
         decision, expired = self._planner.take(replica.facts, now, share=max(1, sum(r.idle_cores() for r in free)))
         for item in expired:
@@ -272,21 +284,18 @@ class Lane:
             self._wake()
 
     async def _execute(self, run: _Run) -> None:
-        error: ShoalError | None = None
-        rows: list[Array | ShoalError] = []
+        error: ShoalError
         try:
-            rows = await self._infer(run)
-        except ShoalError as failure:
-            error = failure
+            self._deliver(run, await self._infer(run))
+            return
         except asyncio.CancelledError:
             return
+        except ShoalError as failure:
+            error = failure
         except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not leave it waiting
             logger.exception("a batch failed in an unforeseen way")
             error = InternalError(f"running the batch failed: {failure!r}")
-        if error is None:
-            self._deliver(run, rows)
-        else:
-            self._failed(run, error)
+        self._failed(run, error)
 
     async def _infer(self, run: _Run) -> list[Array | ShoalError]:
         prepared = [item.prepared for item in run.items]
@@ -304,8 +313,13 @@ class Lane:
         self._pump()
         padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
         run.replica.finished(padded, seconds)
+        finishing = self._clock()
+        rows = self.pipeline.finish(outputs, prepared)
+        self._observer.inferred(self.options.model, "finish", self._clock() - finishing)
+        if len(rows) != len(prepared):
+            raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
         self._report(run, padded, seconds, None)
-        return self.pipeline.finish(outputs, prepared)
+        return rows
 
     def _report(self, run: _Run, padded: int, seconds: float, error: str | None) -> None:
         self._observer.batched(
@@ -327,7 +341,7 @@ class Lane:
             self._forget(item)
             for pending, index in item.waiters:
                 if isinstance(row, ShoalError):
-                    pending.fail(row)
+                    pending.fail_at(index, row)
                 else:
                     pending.put(index, row, ran, self.options.space)
 
@@ -354,10 +368,12 @@ class Lane:
         now = self._clock()
         for item in items:
             item.attempts += 1
-            if step == "fail" or (step == "retry" and item.attempts >= MAX_ATTEMPTS):
+            # An item that was asked for again while it ran may have more time than its engine call had.
+            retried = step == "retry" or (isinstance(error, DeadlineExceeded) and item.deadline > now)
+            if item.attempts >= MAX_ATTEMPTS if retried else step == "fail":
                 self._forget(item)
-                for pending, _ in item.waiters:
-                    pending.fail(error)
+                for pending, index in item.waiters:
+                    pending.fail_at(index, error)
                 continue
             if step == "singles":
                 item.alone, item.traffic = True, "bulk"

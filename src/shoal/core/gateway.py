@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from shoal.core.limits import traffic_of
@@ -49,7 +49,7 @@ class Gateway:
         finally:
             self._observer.finished(model.name, "embed", outcome, time.monotonic() - started, result)
 
-    async def stream(self, task: Generate, ctx: Context) -> AsyncIterator[Chunk]:
+    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back."""
         model = self._find(task.model, "generate")
         started = time.monotonic()
@@ -65,6 +65,9 @@ class Gateway:
         except ShoalError as error:
             outcome = error.kind
             raise
+        except Exception as error:  # as in `run`
+            outcome = "internal"
+            raise InternalError(f"generating failed in an unforeseen way: {error!r}") from error
         finally:
             self._observer.finished(model.name, "generate", outcome, time.monotonic() - started, None)
 

@@ -96,6 +96,8 @@ class Intake:
         started = time.perf_counter()
         try:
             outcomes = self._pipeline.prepare([(pending.task, pending.task.inputs[index]) for pending, index in job])
+            if len(outcomes) != len(job):
+                raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         except Exception as error:  # a bug in a pipeline must fail these requests, not leave them waiting
             logger.exception("preparing inputs failed")
             failed = InternalError(f"preparing the input failed: {error!r}")

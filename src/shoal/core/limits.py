@@ -62,13 +62,13 @@ class Admission:
         most = self.max_items - (self.max_items // RESERVED_PART if traffic == "bulk" else 0)
         if self.items and self.items + items > most:
             raise Overloaded(
-                f"{self.items} items are queued and {items} more exceed the limit of {most} "
+                f"{self.items} items are queued or running and {items} more exceed the limit of {most} "
                 "(max_queue_items): try again later, or send smaller requests",
                 retry_after=self._retry_after(self.items + items - most),
             )
         if mine and mine + items > self.max_items // 2:
             raise Overloaded(
-                f"this client has {mine} items queued and {items} more exceed its share of {self.max_items // 2}: "
+                f"this client has {mine} items queued or running and {items} more exceed its share of {self.max_items // 2}: "
                 "wait for answers before sending more",
                 retry_after=self._retry_after(mine + items - self.max_items // 2),
             )

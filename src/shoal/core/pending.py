@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.core.planner import Entry
 from shoal.core.protocols import Prepared
-from shoal.errors import DeadlineExceeded, ShoalError
+from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, TrafficClass
 
 
@@ -85,6 +85,12 @@ class Pending:
         """Answer with an error, unless it is answered already."""
         if not self.future.done():
             self.future.set_exception(error)
+
+    def fail_at(self, index: int, error: ShoalError) -> None:
+        """Answer with the error of one input, and say which one where there are several."""
+        if len(self.tokens) > 1 and isinstance(error, RequestError | InputRejected | NotFinite):
+            error = error.of_input(index)
+        self.fail(error)
 
     def expire(self) -> None:
         waited = self.ctx.deadline - self.arrived

@@ -31,6 +31,10 @@ for the slot that is free first, and should find it within half of what it is pr
 MIXED_PART = 0.25
 """Part of `max_batch_ms` up to which bulk items may fill a batch that an interactive item leads: it waits for them."""
 
+LEAST_PART = 4.0
+"""A burst is spread over free slots only in parts worth so many calls' fixed cost: a request of two short texts is one
+batch, not two."""
+
 SCAN_LIMIT = 256
 """Flows looked at for one batch: bounds the work of `take` when a thousand flows hold a thousand lengths."""
 
@@ -178,9 +182,10 @@ class _Draft(Generic[E]):
     length: int = 0
     tokens: int = 0
     waste: dict[int, int] = field(default_factory=dict)
+    limited: bool = False
 
     def fits(self, cost: int, length: int) -> bool:
-        """Whether one more item keeps the batch inside every limit; the first one always does."""
+        """Whether one more item keeps the batch inside every limit; the first one always does. A no is remembered."""
         if not self.entries:
             return True
         facts = self.facts
@@ -190,7 +195,9 @@ class _Draft(Generic[E]):
             tokens = round_up(size, facts.size_buckets) * max(length, self.length)
         most = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
         roomy = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= most
-        return roomy and facts.cost.seconds(tokens) <= self.seconds
+        inside = roomy and facts.cost.seconds(tokens) <= self.seconds
+        self.limited = self.limited or not inside
+        return inside
 
     def worth(self, length: int) -> bool:
         """Whether padding an item of another bucket costs less than the call that it saves."""
@@ -204,7 +211,7 @@ class _Draft(Generic[E]):
         self.length = max(self.length, length)
         self.tokens += entry.cost
 
-    def closed(self, portion: int) -> bool:
+    def closed(self, portion: float) -> bool:
         return bool(self.entries) and (self.entries[0].alone or self.tokens >= portion)
 
     def _padding(self, length: int) -> int:
@@ -267,10 +274,7 @@ class Planner(Generic[E]):
         draft = self._fill(facts, now, share, expired)
         if draft is None:
             return Wait(None), expired
-        if self._most(facts) <= len(draft.entries) or self.items:
-            flush = "full"
-        else:
-            flush = "age" if self.limits.max_wait_time_ms else "idle"
+        flush = "full" if draft.limited else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
 
     def pending(self) -> list[E]:
@@ -279,7 +283,8 @@ class Planner(Generic[E]):
 
     def _fill(self, facts: EngineFacts, now: float, share: int, expired: list[E]) -> _Draft[E] | None:
         draft: _Draft[E] = _Draft(facts, self.limits)
-        portion = -(-self.tokens // share)
+        worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
+        portion = max(-(-self.tokens // share), worthwhile) if share > 1 else self.tokens
         looked = 0
         for name in self._class_order(now):
             lane = self._classes[name]

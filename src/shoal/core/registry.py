@@ -12,6 +12,9 @@ from shoal.core.protocols import ModelFacts, Runner
 from shoal.errors import AddressError, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
 
+LONGEST_SHOWN = 200
+"""Characters of an unknown name that are looked at and shown: more than any model's name has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -95,7 +98,7 @@ class Registry:
         """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound."""
         model = self._names.get(name) if name else self._default(task)
         if model is None:
-            raise ModelNotFound(self._unknown(name), param="model")
+            raise ModelNotFound(self._unknown(name, task), param="model")
         return model
 
     def _default(self, task: TaskKind) -> Model | None:
@@ -108,9 +111,11 @@ class Registry:
                 return model
         return None
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str, task: TaskKind) -> str:
         if not name:
-            return "no model is served: start one with `shoal serve ADDRESS`"
-        near = get_close_matches(name, self._names, n=1, cutoff=0.5)
+            lacking = f"none of the models served can {task}" if self._models else "no model is served"
+            return f"{lacking}: start one with `shoal serve ADDRESS`"
+        # Names come from callers and may be as long as a body; a comparison of megabytes would hold the loop.
+        near = get_close_matches(name[:LONGEST_SHOWN], self._names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "GET /v1/models lists those that are served"
-        return f"the model {name[:200]!r} does not exist: {hint}"
+        return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {hint}"

@@ -29,7 +29,7 @@ class StreamLimit:
             self._leave()
 
     async def _enter(self, ctx: Context) -> None:
-        if self.free and not self._waiting:
+        if self.free:
             self.free -= 1
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -49,21 +49,19 @@ class StreamLimit:
         if place.done():
             self._leave()
             return
-        queue = self._waiting.get(client)
-        if queue is not None and place in queue:
-            queue.remove(place)
-            if not queue:
-                del self._waiting[client]
+        queue = self._waiting[client]
+        queue.remove(place)
+        if not queue:
+            del self._waiting[client]
 
     def _leave(self) -> None:
         """Hand the place to the client that has waited longest for its turn, and put that client last."""
-        while self._waiting:
-            client, queue = next(iter(self._waiting.items()))
-            place = queue.popleft()
-            del self._waiting[client]
-            if queue:
-                self._waiting[client] = queue
-            if not place.done():
-                place.set_result(None)
-                return
-        self.free += 1
+        if not self._waiting:
+            self.free += 1
+            return
+        client, queue = next(iter(self._waiting.items()))
+        place = queue.popleft()
+        del self._waiting[client]
+        if queue:
+            self._waiting[client] = queue
+        place.set_result(None)

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.contract import Contract, read_contract, shipped_graph
+from shoal.models.contract.types import AfterPooling, Dense
 from shoal.models.graphs.head import POOLED, SENTENCE
 from shoal.models.graphs.shipped import take_shipped
 from shoal.models.graphs.text import build_text_graph, can_build, graph_inputs
@@ -127,11 +128,17 @@ def _spec(contract: Contract, inputs: tuple[str, ...], pooled: str) -> TextSpec:
         prompts=contract.prompts,
         default_prompt_name=contract.default_prompt_name,
         pooling="+".join(contract.pooling.modes),
+        modules=tuple(map(_said, contract.modules)),
         similarity=contract.similarity,
         sentence_embedding=SENTENCE,
         pooled=pooled,
         ends_normalized=contract.ends_normalized,
     )
+
+
+def _said(module: AfterPooling) -> str:
+    tag = str(module.__struct_config__.tag)
+    return f"{tag}:{module.activation}" if isinstance(module, Dense) else tag
 
 
 def _require_onnx() -> None:

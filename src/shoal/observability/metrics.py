@@ -121,7 +121,7 @@ class _Families:
         )
         self.stage_seconds = Family(
             "shoal_stage_seconds",
-            "Time that a request spent in a stage: prepare, queue, infer, finish, encode.",
+            "Time that a request spent in a stage: prepare, queue, infer, finish.",
             ("model", "stage"),
             lambda: Histogram(STAGE_SECONDS),
         )
@@ -182,7 +182,7 @@ class PrometheusObserver(Observer, Collector):
             self._families.batch_errors.child(report.error).value += 1
 
     def inferred(self, model: str, stage: str, seconds: float) -> None:
-        """Stages that a result's facts do not hold: "finish", "encode"."""
+        """Stages that a result's facts do not hold: "finish"."""
         series = self._stages.get((model, stage))
         if series is None:
             label = self._label(model)

@@ -284,7 +284,7 @@ def test_lost_replica_hands_its_work_to_another(virtual: Run[None]) -> None:
     """A transport fault is retried on a replica that is there; the lost one is left alone for a while."""
 
     async def main() -> None:
-        lane = make_lane(SLOW, SLOW)
+        lane = make_lane(*[FakeScript(delay_ms=10, token_us=5000)] * 2)
         texts = [str(number) for number in range(20)]
         calls = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
         await until(lambda: bool(engine(lane, 0).running and engine(lane, 1).running))

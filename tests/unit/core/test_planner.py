@@ -151,11 +151,15 @@ def test_discarded_items_never_run() -> None:
 
 
 def test_burst_is_spread_over_free_slots() -> None:
-    """With two free slots that compute side by side, each takes half of what is there."""
-    queue = planner()
-    for number in range(8):
-        queue.add(Work(request=number), 0.0)
-    assert [len(taken(queue, share=share).entries) for share in (2, 1)] == [4, 4]
+    """With two free slots that compute side by side, each takes half of what is there, if half is worth a call."""
+    for fixed, sizes in ((0.0001, [4, 4]), (0.001, [8])):
+        facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(fixed, 0.00002))
+        queue = planner()
+        for number in range(8):
+            queue.add(Work(request=number), 0.0)
+        batches = [taken(queue, facts=facts, share=share) for share in (2, 1)[: len(sizes)]]
+        assert [len(batch.entries) for batch in batches] == sizes
+        assert {batch.flush for batch in batches} == {"idle"}
 
 
 def served_tokens(queue: Planner[Work], key: str, rounds: int) -> Counter[Any]:

@@ -49,6 +49,7 @@ def test_a_built_model(tmp_path: Path) -> None:
         lower_case=True,
         prompts={"query": "q: "},
         pooling="mean",
+        modules=("normalize",),
     )
     assert (made.source, made.graph) == ("built", "model.onnx")
     assert sorted(made.files) == sorted(path.name for path in out(folder).iterdir())

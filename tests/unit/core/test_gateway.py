@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing, suppress
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake import FakeScript
+from shoal.core.batched import BatchedRunner
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import Observer, Runner
+from shoal.core.registry import Model, Registry
+from shoal.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InternalError,
+    InvalidValue,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    SetupError,
+    ShoalError,
+    TooLong,
+    Unsupported,
+)
+from shoal.types import Context, Embed, Generate, Result, TaskKind, TextItem, TrafficClass
+from tests.unit.core.conftest import gathered, until
+from tests.unit.core.lanes import make_lane
+from tests.unit.core.runners import Codec, Embedder
+
+
+class Told(Observer):
+    """Every call of the observer, without its times."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def refused(self, reason: str) -> None:
+        self.calls.append(("refused", reason))
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+        self.calls.append(("accepted", model, task, items, traffic))
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        assert 0 <= seconds < 10
+        self.calls.append(("finished", model, task, outcome, result))
+
+
+def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, Told]:
+    """Models m0, m1 ... (m0 also as "alias"); None is one that still loads."""
+    registry, told = Registry(), Told()
+    for number, runner in enumerate(runners):
+        model = Model(f"m{number}", ("alias",) if not number else ())
+        registry.add(model)
+        if runner is not None:
+            model.loaded(runner)
+    return Gateway(registry, told, max_streams=max_streams), told
+
+
+def soon(seconds: float = 30.0, client: str = "c") -> Context:
+    return Context(id="r", deadline=time.monotonic() + seconds, client=client)
+
+
+def embed(model: str = "", *inputs: TextItem) -> Embed:
+    return Embed(model=model, inputs=list(inputs or ["x"]))
+
+
+def generate(prompt: str = "a b c", model: str = "") -> Generate:
+    return Generate(model=model, prompt=prompt)
+
+
+async def text_of(gate: Gateway, task: Generate, ctx: Context) -> str:
+    return " ".join([chunk.text async for chunk in gate.stream(task, ctx)])
+
+
+@pytest.mark.parametrize("name", ["", "m0", "alias"])
+async def test_a_task_reaches_its_model(name: str) -> None:
+    """By name, by alias or as the default; the observer knows the model by its name, its size and class."""
+    runner = Embedder()
+    gate, told = gateway(runner, Embedder(error=EngineFailed("the wrong one")))
+    assert await gate.run(embed(name, *"abcdefghi"), soon()) is runner.answer
+    assert told.calls == [
+        ("accepted", "m0", "embed", 9, "bulk"),
+        ("finished", "m0", "embed", "ok", runner.answer),
+    ]
+
+
+async def test_unknown_models_are_refused() -> None:
+    """Before any model is charged with it: no accepted, no finished."""
+    gate, told = gateway(Embedder())
+    with pytest.raises(ModelNotFound):
+        await gate.run(embed("nobody"), soon())
+    with pytest.raises(ModelNotFound):
+        await text_of(gate, generate(model="nobody"), soon())
+    assert told.calls == [("refused", "model_not_found"), ("refused", "model_not_found")]
+
+
+async def test_surfaces_report_what_they_refuse() -> None:
+    """The kind of the error is the reason."""
+    gate, told = gateway()
+    gate.refused(TooLong("x"))
+    assert told.calls == [("refused", "too_long")]
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidValue("x"), Overloaded("x"), EngineFailed("x"), InternalError("x")], ids=lambda error: error.kind
+)
+@pytest.mark.parametrize("task", ["embed", "generate"])
+async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) -> None:
+    """The runner's own error reaches the caller, and the observer hears its kind, once."""
+    gate, told = gateway(Embedder(("embed", "generate"), error=error))
+    with pytest.raises(type(error)) as caught:
+        await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
+    assert caught.value is error
+    assert [call[:4] for call in told.calls] == [
+        ("accepted", "m0", task, 1),
+        ("finished", "m0", task, error.kind),
+    ]
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+async def test_bugs_become_internal_errors(task: TaskKind) -> None:
+    """What nobody foresaw is an InternalError with its cause, and "internal" to the observer."""
+    gate, told = gateway(Embedder(("embed", "generate"), error=ZeroDivisionError("by hand")))
+    with pytest.raises(InternalError, match="by hand") as caught:
+        await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert told.calls[1:] == [("finished", "m0", task, "internal", None)]
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
+    """The caller left while it ran."""
+    runner = Embedder(("embed", "generate"), release=asyncio.Event())
+    gate, told = gateway(runner)
+    work = gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon())
+    call = asyncio.create_task(work)
+    await until(lambda: bool(runner.begun))
+    call.cancel()
+    assert isinstance((await gathered(call))[0], asyncio.CancelledError)
+    assert told.calls[1:] == [("finished", "m0", task, "cancelled", None)]
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
+    """The runner never hears of it."""
+    runner = Embedder(("embed", "generate"))
+    gate, told = gateway(runner)
+    with pytest.raises(DeadlineExceeded, match="allow more time"):
+        await (gate.run(embed(), soon(-0.001)) if task == "embed" else text_of(gate, generate(), soon(-0.001)))
+    assert not runner.begun
+    assert told.calls[1:] == [("finished", "m0", task, "deadline", None)]
+
+
+async def test_a_model_is_asked_only_for_what_it_can() -> None:
+    """The refusal names what it can do, both ways."""
+    gate, told = gateway(Embedder(("embed",)), Embedder(("generate",)))
+    with pytest.raises(Unsupported, match="'m0' cannot generate; it can: embed") as caught:
+        await text_of(gate, generate(model="m0"), soon())
+    assert caught.value.param == "model"
+    with pytest.raises(Unsupported, match="'m1' cannot embed; it can: generate"):
+        await gate.run(embed("m1"), soon())
+    assert [call[3] for call in told.calls if call[0] == "finished"] == ["unsupported"] * 2
+
+
+async def test_no_input_is_an_error() -> None:
+    """An empty list is refused with the field's name, before the runner."""
+    runner = Embedder()
+    gate, told = gateway(runner)
+    with pytest.raises(EmptyInput) as caught:
+        await gate.run(Embed(model="", inputs=[]), soon())
+    assert caught.value.param == "input"
+    assert not runner.begun
+    assert told.calls == [("accepted", "m0", "embed", 0, "interactive"), ("finished", "m0", "embed", "empty", None)]
+
+
+async def test_a_loading_model_says_so() -> None:
+    """Its requests count as the model's, with the reason."""
+    gate, told = gateway(None)
+    with pytest.raises(ModelNotReady):
+        await gate.run(embed(), soon())
+    with pytest.raises(ModelNotReady):
+        await text_of(gate, generate(), soon())
+    assert [call[3] for call in told.calls if call[0] == "finished"] == ["not_ready"] * 2
+
+
+async def test_a_stream_passes_every_chunk() -> None:
+    """In order, and told once as ok."""
+    gate, told = gateway(Embedder(("generate",)))
+    assert await text_of(gate, generate(), soon()) == "a b c"
+    assert told.calls == [("accepted", "m0", "generate", 1, "interactive"), ("finished", "m0", "generate", "ok", None)]
+
+
+async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
+    """A reader that leaves after one chunk: the runner's stream is closed at once, and the only place is free again."""
+    runner = Embedder(("generate",))
+    gate, told = gateway(runner, max_streams=1)
+    async with aclosing(gate.stream(generate(), soon())) as chunks:
+        await anext(chunks)
+    assert runner.streams_closed == 1
+    assert told.calls[-1] == ("finished", "m0", "generate", "cancelled", None)
+    assert await text_of(gate, generate(), soon()) == "a b c"
+
+
+async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() -> None:
+    """Over the limit it waits, does not begin, and ends by its deadline or its caller; then the place is passed on."""
+    runner = Embedder(("generate",), release=asyncio.Event())
+    gate, told = gateway(runner, max_streams=1)
+    holds = asyncio.create_task(text_of(gate, generate(), soon()))
+    await until(lambda: runner.begun == 1)
+    with pytest.raises(DeadlineExceeded, match="place"):
+        await text_of(gate, generate(), soon(0.01))
+    leaves, stays = (asyncio.create_task(text_of(gate, generate(), soon())) for _ in range(2))
+    await until(lambda: sum(call[0] == "accepted" for call in told.calls) == 4)
+    leaves.cancel()
+    with suppress(asyncio.CancelledError):
+        await leaves
+    assert runner.begun == 1
+    assert runner.release is not None
+    runner.release.set()
+    assert await asyncio.gather(holds, stays) == ["a b c", "a b c"]
+    outcomes = [call[3] for call in told.calls if call[0] == "finished"]
+    assert outcomes == ["deadline", "cancelled", "ok", "ok"]
+
+
+async def test_the_codec_is_that_of_the_model() -> None:
+    """A runner with a tokenizer is shown as it is; others, unknown names and loading models answer their errors."""
+    batched = BatchedRunner(make_lane(FakeScript()), Embedder().facts, Codec())
+    gate, _ = gateway(batched, Embedder(), None)
+    assert gate.codec("alias") is batched
+    with pytest.raises(Unsupported, match="'m1' does not show its tokenizer"):
+        gate.codec("m1")
+    with pytest.raises(ModelNotReady):
+        gate.codec("m2")
+    with pytest.raises(ModelNotFound):
+        gate.codec("m3")
+
+
+async def test_cards_come_in_served_order() -> None:
+    """All of them, and each by any of its names."""
+    gate, _ = gateway(Embedder(), None)
+    cards = gate.models()
+    assert [(card.name, card.state) for card in cards] == [("m0", "ready"), ("m1", "loading")]
+    assert [gate.model("alias"), gate.model(""), gate.model("m1")] == [cards[0], cards[0], cards[1]]
+    with pytest.raises(ModelNotFound):
+        gate.model("m2")
+
+
+async def test_ready_needs_every_model() -> None:
+    """One that loads, has failed, left, or cannot serve turns readiness off, and so does draining."""
+    first, second = Embedder(), Embedder()
+    gate, _ = gateway(first, second)
+    assert gate.ready()
+    second.is_ready = False
+    assert not gate.ready()
+    second.is_ready = True
+    gate.draining = True
+    assert not gate.ready()
+    gate.draining = False
+    assert gate.ready()
+    gate.registry.find("m1").on("broke")
+    assert not gate.ready()
+    assert not gateway(Embedder(), None)[0].ready()
+    (failed := Model("f")).failed(SetupError("x"))
+    (other := gateway(Embedder())[0]).registry.add(failed)
+    assert not other.ready()
+
+
+async def test_an_observer_is_optional() -> None:
+    """Without one everything works the same."""
+    registry = Registry()
+    registry.add(model := Model("m"))
+    model.loaded(runner := Embedder())
+    assert await Gateway(registry).run(embed(), soon()) is runner.answer

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+
+from shoal.backends.fake import FakePipeline, FakeScript
+from shoal.core.intake import AHEAD, INLINE_TOKENS, JOB_ITEMS, Intake, Outcome
+from shoal.core.limits import traffic_of
+from shoal.core.pending import Pending
+from shoal.core.protocols import Prepared
+from shoal.core.threads import Threads
+from shoal.errors import InternalError, InvalidValue, ShoalError
+from shoal.types import Embed, TextItem
+from tests.unit.core.conftest import until
+from tests.unit.core.lanes import context
+
+T = TypeVar("T")
+
+
+class Jobs(FakePipeline):
+    """Keeps the inputs of each prepare call; `answer` replaces what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeScript())
+        self.jobs: list[list[TextItem]] = []
+        self.answer: Callable[[list[Prepared | ShoalError]], list[Prepared | ShoalError]] = lambda outcomes: outcomes
+
+    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+        self.jobs.append([item for _, item in items])
+        return self.answer(super().prepare(items))
+
+
+class Gate(Threads):
+    """Threads that hold every call until the test lets one go."""
+
+    def __init__(self, count: int = 2) -> None:
+        super().__init__("gate", count)
+        self.held: list[asyncio.Future[None]] = []
+
+    async def run(self, call: Callable[[], T]) -> T:
+        self.held.append(gate := asyncio.get_running_loop().create_future())
+        await gate
+        return call()
+
+    def let_go(self) -> None:
+        self.held.pop(0).set_result(None)
+
+
+class Desk:
+    """An intake, its jobs, its threads and what it delivered."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.pipeline, self.gate = Jobs(), Gate(count)
+        self.delivered: list[Outcome] = []
+        self.intake = Intake(self.pipeline, self.gate, self.delivered.extend)
+
+    def add(self, *inputs: TextItem) -> Pending:
+        task, ctx = Embed(model="m", inputs=list(inputs)), context()
+        pending = Pending(task, ctx, traffic_of(task, ctx), 0.0)
+        self.intake.add(pending)
+        return pending
+
+    @property
+    def jobs(self) -> list[list[TextItem]]:
+        return self.pipeline.jobs
+
+
+LONG = "word " * 1000
+"""Alone more than a tick prepares inline."""
+
+
+def bulk(name: str, number: int) -> list[TextItem]:
+    return [f"{name}{index} " + LONG for index in range(number)]
+
+
+async def test_one_tick_shares_one_job() -> None:
+    """Requests that arrive together are tokenised together, on the loop when they are short, each with its outcome."""
+    desk = Desk()
+    pendings = [desk.add(f"text {number}") for number in range(5)]
+    assert not desk.jobs
+    await until(lambda: len(desk.delivered) == 5)
+    assert desk.jobs == [[f"text {number}" for number in range(5)]]
+    assert [(pending, index) for pending, index, _ in desk.delivered] == [(pending, 0) for pending in pendings]
+    assert not desk.gate.held
+    assert all(pending.prepare_seconds > 0 for pending in pendings)
+
+
+async def test_outcomes_keep_their_items() -> None:
+    """Each outcome is that of its own input, errors too."""
+    desk = Desk()
+    pending = desk.add("a b", [-1], "a b c")
+    await until(lambda: len(desk.delivered) == 3)
+    tokens = [outcome.tokens if isinstance(outcome, Prepared) else outcome for _, _, outcome in desk.delivered]
+    assert tokens[::2] == [2, 3]
+    assert isinstance(tokens[1], InvalidValue)
+    assert [(each, index) for each, index, _ in desk.delivered] == [(pending, index) for index in range(3)]
+
+
+async def test_jobs_are_bounded() -> None:
+    """No job holds more than JOB_ITEMS items."""
+    desk = Desk()
+    for number in range(JOB_ITEMS + 10):
+        desk.add(f"{number}")
+    await until(lambda: len(desk.delivered) == JOB_ITEMS + 10)
+    assert [len(job) for job in desk.jobs] == [JOB_ITEMS, 10]
+
+
+async def test_long_work_goes_to_a_thread() -> None:
+    """More than INLINE_TOKENS a tick is not done on the loop: also when it comes in several small jobs."""
+    desk = Desk()
+    desk.add(LONG)
+    await until(lambda: bool(desk.gate.held))
+    assert not desk.jobs
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 1)
+    third = "x" * (INLINE_TOKENS // 32)
+    for _ in range(4 * JOB_ITEMS):
+        desk.add(third)
+    await until(lambda: len(desk.gate.held) == 2)
+    inline = sum(map(len, desk.jobs)) - 1
+    assert 0 < inline * (len(third) // 3) <= INLINE_TOKENS
+
+
+async def test_interactive_goes_before_bulk() -> None:
+    """In whatever order they came; in between, bulk requests take turns."""
+    desk = Desk(count=1)
+    desk.add(*bulk("a", 200))
+    desk.add(*bulk("b", 200))
+    desk.add("single")
+    jobs = []
+    for number in range(1, 4):
+        await until(lambda: bool(desk.gate.held))
+        desk.gate.let_go()
+        await until(lambda number=number: len(desk.jobs) == number)  # type: ignore[misc]
+        jobs.append([str(item).split(maxsplit=1)[0] for item in desk.jobs[-1]])
+    assert [(job[0], job[1], job[-1]) for job in jobs] == [
+        ("single", "a0", "a62"),
+        ("b0", "b1", "b63"),
+        ("a63", "a64", "a126"),
+    ]
+    for held in desk.gate.held:
+        held.cancel()
+    await until(lambda: not desk.intake._scheduled)
+
+
+async def test_bulk_is_prepared_only_so_far_ahead() -> None:
+    """Never more than AHEAD items stand prepared; as they leave for engines more are prepared, and in the end all."""
+    desk = Desk()
+    pending = desk.add(*map(str, range(1000)))
+    await until(lambda: len(desk.delivered) == AHEAD)
+    await until(lambda: not desk.intake._scheduled)
+    assert len(desk.delivered) == AHEAD
+    moved = 0
+    while moved < 1000:
+        desk.intake.moved(pending, 1)
+        moved += 1
+        await until(lambda: not desk.intake._scheduled)
+        assert len(desk.delivered) - moved <= AHEAD
+        assert len(desk.delivered) == 1000 or len(desk.delivered) - moved > AHEAD // 2 - 1
+    assert [index for _, index, _ in desk.delivered] == list(range(1000))
+
+
+async def test_requests_that_are_over_are_not_prepared() -> None:
+    """Whose caller left while it waited costs no work."""
+    desk = Desk()
+    gone, stays = desk.add("gone"), desk.add("stays")
+    gone.future.cancel()
+    await until(lambda: bool(desk.delivered))
+    assert desk.jobs == [["stays"]]
+    assert desk.delivered[0][0] is stays
+
+
+@pytest.mark.parametrize("bug", ["raises", "short"])
+async def test_a_bug_in_the_pipeline_is_every_items_error(bug: str) -> None:
+    """It raises, or answers too few: nobody is left waiting, and the next job is well."""
+    desk = Desk()
+
+    def explode(outcomes: list[Prepared | ShoalError]) -> list[Prepared | ShoalError]:
+        if bug == "raises":
+            raise ZeroDivisionError
+        return outcomes[1:]
+
+    desk.pipeline.answer = explode
+    desk.add("a", "b")
+    await until(lambda: len(desk.delivered) == 2)
+    assert all(isinstance(outcome, InternalError) for _, _, outcome in desk.delivered)
+    desk.pipeline.answer = lambda outcomes: outcomes
+    desk.add("c")
+    await until(lambda: len(desk.delivered) == 3)
+    assert isinstance(desk.delivered[2][2], Prepared)
+
+
+async def test_a_cancelled_job_gives_its_thread_back() -> None:
+    """When the pool is closed under it nothing is delivered, and nothing is blocked."""
+    desk = Desk(count=1)
+    desk.add(LONG)
+    await until(lambda: bool(desk.gate.held))
+    desk.gate.held.pop().cancel()
+    desk.add(LONG)
+    await until(lambda: bool(desk.gate.held))
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 1)
+    assert len(desk.jobs) == 1

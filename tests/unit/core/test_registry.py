@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shoal.backends.fake import FakeScript, FakeTalker
+from shoal.core.registry import LONGEST_SHOWN, Model, Registry
+from shoal.errors import AddressError, InternalError, ModelNotFound, ModelNotReady, SetupError
+from shoal.types import TaskKind
+from tests.unit.core.runners import Embedder
+
+
+def registry(*models: Model) -> Registry:
+    made = Registry()
+    for model in models:
+        made.add(model)
+    return made
+
+
+def ready(name: str, *, default_for: tuple[TaskKind, ...] = (), talks: bool = False) -> Model:
+    model = Model(name, default_for=default_for)
+    model.loaded(FakeTalker(FakeScript()) if talks else Embedder())
+    return model
+
+
+def test_models_are_found_by_name_and_alias() -> None:
+    """Every name leads to the one model; the order is that in which they came."""
+    first, second = Model("b", ("other", "third")), Model("a")
+    names = registry(first, second)
+    assert [names.find(name) for name in ("b", "other", "third", "a")] == [first, first, first, second]
+    assert list(names) == [first, second]
+
+
+@pytest.mark.parametrize("clash", [Model("x"), Model("y", ("x",)), Model("al"), Model("z", ("al",))])
+def test_a_name_means_one_model(clash: Model) -> None:
+    """A name or alias that is taken is refused with the way out, and nothing of the newcomer stays."""
+    names = registry(Model("x", ("al",)))
+    with pytest.raises(AddressError, match="NAME=ADDRESS"):
+        names.add(clash)
+    assert [model.name for model in names] == ["x"]
+    if clash.name not in ("x", "al"):
+        with pytest.raises(ModelNotFound):
+            names.find(clash.name)
+
+
+def test_removed_models_free_their_names() -> None:
+    """After removal, twice even, nobody finds it and its names can be taken."""
+    model = Model("x", ("al",))
+    names = registry(model, Model("stays"))
+    names.remove(model)
+    names.remove(model)
+    assert [each.name for each in names] == ["stays"]
+    for name in ("x", "al"):
+        with pytest.raises(ModelNotFound):
+            names.find(name)
+    names.add(Model("al", ("x",)))
+
+
+def test_iteration_bears_removal() -> None:
+    """Who walks over the models may remove them."""
+    names = registry(Model("a"), Model("b"))
+    for model in names:
+        names.remove(model)
+    assert not list(names)
+
+
+def test_no_name_asks_for_the_default_of_the_task() -> None:
+    """The one named as default, else the first that can; one that is still loading may turn out to."""
+    embeds, talks = ready("embeds"), ready("talks", talks=True)
+    names = registry(talks, embeds)
+    assert (names.find(""), names.find("", "generate")) == (embeds, talks)
+    chosen = ready("chosen", default_for=("embed",))
+    names.add(chosen)
+    assert (names.find(""), names.find("", "generate")) == (chosen, talks)
+    assert registry(loading := Model("l"), ready("e")).find("") is loading
+
+
+def test_without_an_able_model_there_is_no_default() -> None:
+    """What is said differs: nothing is served, or nothing that can do this."""
+    with pytest.raises(ModelNotFound, match="no model is served: start one with `shoal serve"):
+        Registry().find("")
+    with pytest.raises(ModelNotFound, match="none of the models served can generate") as caught:
+        registry(ready("e")).find("", "generate")
+    assert caught.value.param == "model"
+
+
+def test_unknown_names_get_a_near_one_or_the_list() -> None:
+    """A slip of the pen is answered with the name that was meant, also if that is an alias."""
+    names = registry(Model("all-MiniLM-L6-v2", ("minilm",)))
+    for wrong, meant in (("all-minilm-l6-v2", "all-MiniLM-L6-v2"), ("minilmm", "minilm")):
+        with pytest.raises(ModelNotFound, match=f"did you mean '{meant}'") as caught:
+            names.find(wrong)
+        assert caught.value.param == "model"
+    with pytest.raises(ModelNotFound, match="GET /v1/models"):
+        names.find("gpt-4o")
+
+
+def test_a_name_as_long_as_a_body_costs_nothing() -> None:
+    """30 MB of name are neither compared nor sent back."""
+    names = registry(Model("all-MiniLM-L6-v2"))
+    begun = time.perf_counter()
+    with pytest.raises(ModelNotFound) as caught:
+        names.find("ab" * 15_000_000)
+    assert time.perf_counter() - begun < 0.5
+    assert len(caught.value.message) < LONGEST_SHOWN + 100
+
+
+def test_models_that_cannot_answer_say_why() -> None:
+    """Loading: try again soon. Failed: the reason. Unloading: no longer. Ready: the runner."""
+    model = Model("m")
+    with pytest.raises(ModelNotReady, match="is loading: try again") as caught:
+        model.ready_runner()
+    assert (caught.value.param, caught.value.retry_after) == ("model", 2.0)
+    model.failed(SetupError("the file is broken"))
+    with pytest.raises(ModelNotReady, match="failed to load: the file is broken") as caught:
+        model.ready_runner()
+    assert caught.value.retry_after is None
+    model.on("load")
+    model.loaded(runner := Embedder())
+    assert model.ready_runner() is runner
+    model.on("unload")
+    with pytest.raises(ModelNotReady, match="is unloading"):
+        model.ready_runner()
+
+
+def test_impossible_events_leave_the_state() -> None:
+    """A bug in the caller is an InternalError; the model stays what it was."""
+    model = ready("m")
+    with pytest.raises(InternalError):
+        model.on("loaded")
+    assert model.state == "ready"
+
+
+def test_cards_tell_what_is_known() -> None:
+    """Facts come with the load, the error with the failure, and both as they are now."""
+    model = Model("m", ("al",), ("embed",), created=7)
+    card = model.card()
+    assert (card.name, card.aliases, card.default_for, card.created) == ("m", ("al",), ("embed",), 7)
+    assert (card.state, card.facts, card.error) == ("loading", None, None)
+    model.failed(SetupError("no"))
+    assert (model.card().state, model.card().error) == ("failed", "no")
+    model.on("load")
+    model.loaded(runner := Embedder())
+    assert (model.card().state, model.card().facts, model.card().error) == ("ready", runner.facts, None)
+
+
+def test_created_is_now() -> None:
+    """In whole Unix seconds."""
+    before = int(time.time())
+    assert before <= Model("m").created <= time.time()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from shoal.core.protocols import Runner
+from shoal.core.routing import ByTask
+from shoal.errors import Unsupported
+from shoal.types import Context, Embed, Generate
+from tests.unit.core.runners import Embedder
+
+CTX = Context(id="r", deadline=1e12)
+EMBED = Embed(model="m", inputs=["x"])
+GENERATE = Generate(model="m", prompt="a b")
+
+
+async def test_each_task_goes_to_the_runner_that_can() -> None:
+    """The first one that names the task does it."""
+    embeds, talks, both = Embedder(("embed",)), Embedder(("generate",)), Embedder(("generate", "embed"))
+    runner: Runner = ByTask([embeds, talks, both])
+    assert await runner.run(EMBED, CTX) is embeds.answer
+    assert [chunk.text async for chunk in runner.stream(GENERATE, CTX)] == ["a", "b"]
+    assert (embeds.begun, talks.begun, both.begun) == (1, 1, 0)
+
+
+async def test_facts_are_the_first_ones_with_all_tasks() -> None:
+    """In the order of the runners, each task once."""
+    runner = ByTask([Embedder(("embed",)), Embedder(("generate", "embed"))])
+    assert runner.facts.tasks == ("embed", "generate")
+    assert runner.facts.source == "s"
+
+
+async def test_what_nobody_can_is_unsupported() -> None:
+    """Both ways, with the field's name."""
+    with pytest.raises(Unsupported, match="cannot generate") as caught:
+        ByTask([Embedder(("embed",))]).stream(GENERATE, CTX)
+    assert caught.value.param == "model"
+    with pytest.raises(Unsupported, match="cannot embed"):
+        await ByTask([Embedder(("generate",))]).run(EMBED, CTX)
+
+
+async def test_ready_and_close_mean_all() -> None:
+    """One that is not ready makes the model not ready; closing closes every one."""
+    first, second = Embedder(("embed",)), Embedder(("generate",))
+    runner = ByTask([first, second])
+    assert runner.ready()
+    second.is_ready = False
+    assert not runner.ready()
+    await runner.aclose()
+    assert (first.closed, second.closed) == (1, 1)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from shoal.core.threads import Threads
+from tests.unit.core.conftest import gathered, until
+
+
+async def test_work_runs_off_the_loop_in_a_named_thread() -> None:
+    """What it answers is answered, what it raises is raised."""
+    threads = Threads("test", 2)
+    name = await threads.run(lambda: threading.current_thread().name)
+    assert name.startswith("shoal-test")
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+    threads.close()
+
+
+async def test_no_more_than_count_at_once_and_close_drops_the_rest() -> None:
+    """The third call of two waits; closing cancels it, finishes those under way and takes nothing new."""
+    threads = Threads("test", 2)
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> int:
+        begun.release()
+        go.wait(5)
+        return 1
+
+    calls = [asyncio.create_task(threads.run(work)) for _ in range(3)]
+    await until(lambda: begun._value == 2, ticks=1_000_000)
+    threads.close()
+    go.set()
+    outcomes = await gathered(*calls)
+    assert outcomes[:2] == [1, 1]
+    assert isinstance(outcomes[2], asyncio.CancelledError)
+    with pytest.raises(RuntimeError):
+        await threads.run(work)
