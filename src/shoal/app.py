@@ -18,7 +18,7 @@ from shoal.core.registry import Model, Registry
 from shoal.core.routing import ByTask
 from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError, InternalError, SetupError, ShoalError
-from shoal.models.address import Address, Served, parse_served
+from shoal.models.address import LOCAL_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
@@ -28,6 +28,9 @@ from shoal.surfaces.openapi import OpenApi
 from shoal.web import Pages
 
 logger = logging.getLogger("shoal")
+
+SERVED_SCHEMES = (*LOCAL_SCHEMES, "fake")
+"""Kinds of addresses that have a backend in this version; the grammar knows more."""
 
 PREPARE_THREADS = 2
 """Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
@@ -73,6 +76,12 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
 
 def _register(registry: Registry, loaded: Loaded, text: str) -> Model:
     served = parse_served(text)
+    for address in served.addresses:
+        if address.scheme not in SERVED_SCHEMES:
+            known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
+            raise ConfigError(
+                f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
+            )
     name = served.name or served.addresses[0].id
     table = loaded.models.get(name)
     aliases = set(table.aliases if table else ())
@@ -138,9 +147,7 @@ class _Composer:
         settings = self.loaded.for_model(name)
         if scheme == "fake":
             return self._open_fake(name, settings, served.addresses)
-        if served.addresses[0].local:
-            return await self._open_local(name, settings, served.addresses)
-        raise ConfigError(f"{name}: the backend of {scheme}: is not part of this version")
+        return await self._open_local(name, settings, served.addresses)
 
     def _open_fake(self, name: str, settings: Settings, addresses: Sequence[Address]) -> Runner:
         from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, FakeTalker

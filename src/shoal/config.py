@@ -233,7 +233,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, ...]:
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        # one space between a key and its class, however the file lines them up
+        lines = [" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(

@@ -16,9 +16,10 @@ ShoalError
 │   ├── RouteNotFound         no such path
 │   ├── MethodNotAllowed      the path exists, the method does not
 │   └── ModelNotFound         no model of that name is served
-├── CapacityError             nobody's fault: the same request can succeed later
+├── CapacityError             not the caller's fault: the same request can succeed later
 │   ├── Overloaded            the queue, or this client's share of it, is full
 │   ├── ModelNotReady         the model is loading, or going away
+│   ├── ModelFailed           the model could not be loaded: later means once the operator has acted
 │   ├── Unavailable           no replica can take work, or the server is draining
 │   ├── DeadlineExceeded      the request's one deadline passed
 │   └── RequestTimeout        the client sent its body too slowly
@@ -152,6 +153,11 @@ class ModelNotReady(CapacityError):
     kind = "not_ready"
 
 
+class ModelFailed(CapacityError):
+    kind = "model_failed"
+    retryable = False
+
+
 class Unavailable(CapacityError):
     kind = "unavailable"
 
@@ -231,7 +237,7 @@ class MissingExtra(SetupError):
     kind = "missing_extra"
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the '{extra}' extra: pip install 'shoal[{extra}]'")
+        super().__init__(f"{what} needs the '{extra}' extra; in the clone: pip install -e '.[{extra}]'")
         self.extra = extra
 
 

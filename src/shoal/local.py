@@ -20,6 +20,7 @@ from shoal.errors import AddressError, MissingExtra, ShoalError
 from shoal.models.address import Address
 from shoal.models.prepare import prepare
 from shoal.models.progress import Progress, Stop
+from shoal.models.samples import LONGEST, TEXTS
 from shoal.models.sources import Access
 from shoal.models.store import Store, Stored
 from shoal.models.verify import Run
@@ -30,15 +31,8 @@ from shoal.types import Array, Embed, TextSpec
 
 VERIFY_DEADLINE_S = 120.0
 
-SAMPLES = (
-    "A short one.",
-    "Shoals of herring turn as one, though nobody gives the order.",
-    "La météo de demain annonce 23 °C à Saint-Étienne, puis de l'orage.",
-    "def answer(question: str) -> int: return 42  # as computed over seven and a half million years",
-    "Embedding servers are judged by four things: whether the vectors are exactly right, how fast they come, whether "
-    "the server stays up when everybody wants it at once, and how soon a newcomer has it running. " * 3,
-)
-"""Texts of unlike lengths and kinds on which a precision must agree with f32 before `auto` takes it."""
+SAMPLE_ROWS = 16
+"""Of a batch in the precision check: neighbours in length, so that little of it is padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,7 @@ async def _open_engine(engine: str, stored: Stored, name: str, settings: Setting
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_ms=settings.max_batch_ms,
         max_length=stored.manifest.text.max_tokens,
-        samples=_samples(pipeline),
+        samples=precision_samples(pipeline),
         checked=msgspec.convert(kept, Checked) if kept else None,
     )
     opened = await opener(engine)(stored.graph, name=name, options=options)
@@ -129,11 +123,14 @@ async def _open_engine(engine: str, stored: Stored, name: str, settings: Setting
     return opened
 
 
-def _samples(pipeline: TextPipeline) -> list[Tensors]:
+def precision_samples(pipeline: TextPipeline) -> list[Tensors]:
+    """The sample texts as users' texts are run, shortest first; the longest of all has a batch of its own."""
     task = Embed(model="", inputs=[], truncate=True)
-    prepared = [one for one in pipeline.prepare([(task, text) for text in SAMPLES]) if not isinstance(one, ShoalError)]
+    answers = pipeline.prepare([(task, text) for text in (*TEXTS, LONGEST)])
+    *rest, longest = sorted((one for one in answers if not isinstance(one, ShoalError)), key=lambda one: one.cost)
     nothing = EngineFacts(name="samples", inputs=(), outputs=())
-    return [pipeline.collate(prepared[:3], nothing), *(pipeline.collate([one], nothing) for one in prepared[3:])]
+    starts = range(0, len(rest), SAMPLE_ROWS)
+    return [pipeline.collate(batch, nothing) for batch in [*(rest[at : at + SAMPLE_ROWS] for at in starts), [longest]]]
 
 
 def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts:
@@ -149,6 +146,7 @@ def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts
     if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
         details["bf16_min_cosine"] = checked.min_cosine
     return ModelFacts(
+        id=manifest.id,
         source=manifest.source,
         backend=engine,
         tasks=("embed",),

@@ -19,8 +19,20 @@ from shoal.errors import ConfigError
 ENV_PREFIX = "SHOAL_"
 
 # A key travels in a header: visible ASCII only. (\Z, as $ would let a line break pass at the end.)
-Key: TypeAlias = Annotated[str, Meta(pattern=r"^[\x21-\x7e]+\Z", title="ASCII without spaces")]
-Origin: TypeAlias = Annotated[str, Meta(pattern=r"^(\*|https?://[^/\s]+)\Z", title="* or http(s)://host[:port]")]
+Key: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[\x21-\x7e]+( (bulk|interactive))?\Z",
+        title="ASCII without spaces, or such a KEY with its class (`KEY bulk`, `KEY interactive`)",
+    ),
+]
+Origin: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^/\s*?#@]+\Z",
+        title="an exact origin as https://app.example.org (* would let every page on the web use this server)",
+    ),
+]
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 _SERVER = {"section": "Server"}
@@ -50,7 +62,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     api_key_file: Annotated[
         str | None,
-        Meta(description="File of such keys, one a line; lines that begin with # are comments.", extra=_SERVER_PATH),
+        Meta(
+            description="File of such keys, one a line, as KEY, `KEY bulk` or `KEY interactive`; lines that begin with"
+            " # are comments.",
+            extra=_SERVER_PATH,
+        ),
     ] = None
     admin_key: Annotated[
         tuple[Key, ...],

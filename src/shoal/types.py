@@ -149,12 +149,20 @@ W = TypeVar("W")
 
 def pack(value: Wire) -> bytes:
     """Encode one task, result, chunk or context as MessagePack."""
+    if isinstance(value, Generate) and value.extras:
+        # A Raw is written as it stands, and these are JSON: they travel as byte strings.
+        raw = {name: msgspec.Raw(_ENCODER.encode(bytes(json))) for name, json in value.extras.items()}
+        value = msgspec.structs.replace(value, extras=raw)
     return _ENCODER.encode(value)
 
 
 def unpack(data: bytes, kind: type[W]) -> W:
     """Decode what `pack` made. Raises msgspec.ValidationError when the bytes are not a `kind`."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+    value = msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+    if isinstance(value, Generate) and value.extras:
+        raw = {name: msgspec.Raw(msgspec.msgpack.decode(json, type=bytes)) for name, json in value.extras.items()}
+        return msgspec.structs.replace(value, extras=raw)
+    return value
 
 
 def _encode_array(value: object) -> object:

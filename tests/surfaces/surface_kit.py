@@ -36,6 +36,7 @@ class Told:
     facts: ModelFacts = field(
         default_factory=lambda: ModelFacts(
             source="hf:sentence-transformers/all-MiniLM-L6-v2",
+            id="sentence-transformers/all-MiniLM-L6-v2",
             backend="openvino",
             tasks=("embed",),
             dimension=DIMENSION,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import EngineFailed, Overloaded
+from shoal.errors import EngineFailed, ModelFailed, Overloaded
 from tests.surfaces.surface_kit import raising, serve, vector
 
 
@@ -61,7 +61,9 @@ async def test_bad_bodies(body: bytes, words: str) -> None:
     assert words in answer.json()["msg"]
 
 
-@pytest.mark.parametrize(("error", "status"), [(EngineFailed("broken"), 500), (Overloaded("later"), 429)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(EngineFailed("broken"), 500), (Overloaded("later"), 429), (ModelFailed("no"), 503)]
+)
 async def test_errors_of_the_model(error: Any, status: int) -> None:
     """A failure is an answer; the original's process ended with it."""
     answer = await raising(error).call("POST", "/v1/embedding", [{"query": "a"}])

@@ -341,6 +341,19 @@ async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in caplog.text
 
 
+async def test_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    """What machines ask every few seconds does not fill the log, but can be seen."""
+    server = serve(metrics=lambda: b"")
+    paths = ["/health", "/health/live", "/health/ready", "/metrics"]
+    for level, seen in ((logging.INFO, []), (logging.DEBUG, paths)):
+        caplog.clear()
+        with caplog.at_level(level, logger="shoal.access"):
+            for path in paths:
+                await server.call("GET", path)
+        assert [record.__dict__["path"] for record in caplog.records if record.name == "shoal.access"] == seen
+        assert {record.levelno for record in caplog.records} <= {logging.DEBUG}
+
+
 async def test_fairness_counts_by_client() -> None:
     """The key, else the trusted header, else the peer's address; an untrusted header says nothing."""
     server = serve(api_key=("k1", "k2"), client_header="X-User")
@@ -364,6 +377,7 @@ class Streamer:
     """A surface of one route that streams, for what the others do not do yet."""
 
     name = "streamer"
+    error = None
 
     def __init__(self, fail: bool = False) -> None:
         self.closed = False

@@ -281,7 +281,7 @@ async def test_one_model(name: str) -> None:
 
 
 async def test_failed_model_says_why() -> None:
-    """A model that could not be loaded stays in the list, with its reason."""
+    """A model that could not be loaded stays in the list, with its reason; asking it again is no use, and says so."""
     server = serve()
     broken = Model(name="broken")
     server.gateway.registry.add(broken)
@@ -289,6 +289,12 @@ async def test_failed_model_says_why() -> None:
     answer = await server.call("GET", "/v1/models/broken")
     status = {"value": "unloaded", "failed": True, "error": "config.json: is missing"}
     assert answer.json()["status"] == status
+    answer = await server.call("POST", "/v1/embeddings", ask(model="broken"))
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (503, "model_failed", "model")
+    assert "config.json: is missing" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
 
 
 async def test_batch_facts() -> None:

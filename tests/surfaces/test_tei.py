@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.protocols import ModelFacts
 from shoal.core.registry import Model
 from shoal.errors import (
     DeadlineExceeded,
@@ -13,6 +14,7 @@ from shoal.errors import (
     InternalError,
     InvalidValue,
     Overloaded,
+    SetupError,
     TooLong,
     Unavailable,
     Unsupported,
@@ -203,7 +205,7 @@ async def test_info() -> None:
     said = answer.json()
     assert isinstance(said.pop("version"), str)
     assert said == {
-        "model_id": "hf:sentence-transformers/all-MiniLM-L6-v2",
+        "model_id": "sentence-transformers/all-MiniLM-L6-v2",
         "model_sha": "abc123",
         "model_dtype": "bfloat16",
         "served_model_name": MODEL,
@@ -220,6 +222,12 @@ async def test_info() -> None:
     }
 
 
+async def test_info_of_a_model_without_an_id() -> None:
+    """The served name stands in for it."""
+    server = serve(Told(facts=ModelFacts(source="fake", backend="fake", tasks=("embed",))))
+    assert (await server.call("GET", "/info")).json()["model_id"] == MODEL
+
+
 async def test_while_the_model_loads() -> None:
     """503 Unhealthy on every route, at once."""
     server = serve()
@@ -231,6 +239,19 @@ async def test_while_the_model_loads() -> None:
         await server.call("GET", "/info"),
     ):
         assert (answer.status, answer.json()["error_type"]) == (503, "Unhealthy")
+
+
+async def test_after_the_model_failed() -> None:
+    """503 Unhealthy with the reason, also for its card; nobody is told to try again."""
+    server = serve()
+    server.gateway.registry.remove(server.model)
+    server.gateway.registry.add(broken := Model(name="broken"))
+    broken.failed(SetupError("the file is broken"))
+    for answer in (await server.call("POST", "/embed", {"inputs": "a"}), await server.call("GET", "/info")):
+        assert (answer.status, answer.json()["error_type"]) == (503, "Unhealthy")
+        assert answer.json()["error"] == "the model 'broken' failed to load: the file is broken"
+        assert answer.headers["x-should-retry"] == "false"
+        assert "retry-after" not in answer.headers
 
 
 async def test_truncation_is_told() -> None:

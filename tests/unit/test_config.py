@@ -99,7 +99,14 @@ class TestRefused:
             ({}, {"SHOAL_TRUNCATE": "perhaps"}, "SHOAL_TRUNCATE: must be true or false, got 'perhaps'"),
             ({"precision": "fp8"}, {}, "--precision: must be one of auto, bf16, f32, got 'fp8'"),
             ({}, {"SHOAL_EMBED_TIMEOUT_S": "inf"}, "SHOAL_EMBED_TIMEOUT_S: must be a number above 0, got 'inf'"),
-            ({}, {"SHOAL_CORS_ORIGINS": "example.com"}, "* or http(s)://host[:port]"),
+            ({}, {"SHOAL_CORS_ORIGINS": "example.com"}, "each an exact origin as https://app.example.org"),
+            ({"cors_origins": ["*"]}, {}, "(* would let every page on the web use this server), got ['*']"),
+            ({"cors_origins": ["https://*.example"]}, {}, "--cors-origins: must be a list, each an exact origin"),
+            (
+                {"cors_origins": ["https://app.example/path"]},
+                {},
+                "--cors-origins: must be a list, each an exact origin",
+            ),
         ],
     )
     def test_a_bad_value_names_its_source_and_what_would_do(
@@ -200,7 +207,16 @@ class TestKeys:
             True
         ] * 2
 
-    @pytest.mark.parametrize("content", ["", "# nothing\n", "two words\n", b"\xff\xfe"])
+    def test_a_line_may_hold_the_class_of_its_key(self, tmp_path: Path) -> None:
+        """After any blanks; the entry is masked like every key."""
+        file = tmp_path / "keys"
+        file.write_text(f"{SECRET} bulk\nother \t interactive\nplain\n")
+        file.chmod(0o600)
+        loaded = config.load({"admin_key_file": str(file)}, {})
+        assert loaded.settings.admin_key == (f"{SECRET} bulk", "other interactive", "plain")
+        assert SECRET not in repr(loaded.settings) + str(loaded.shown())
+
+    @pytest.mark.parametrize("content", ["", "# nothing\n", "two words\n", "key bulk interactive\n", b"\xff\xfe"])
     def test_a_file_without_a_usable_key_is_refused(self, tmp_path: Path, content: str | bytes) -> None:
         """An empty or broken file must not leave the server open."""
         file = tmp_path / "keys"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -10,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from shoal.backends._errors import essence
 from shoal.backends._options import Checked, EngineOptions, layout, usable_cores
 from shoal.backends._ports import Port, checked, least_cosine
+from shoal.core.protocols import Tensors
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
 from shoal.types import Array
 
@@ -135,7 +138,7 @@ def _choose(compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions
         return _Choice("f32", "the processor has no bf16 arithmetic")
     if not options.samples:
         return _Choice("f32", "no samples to check bf16 with")
-    key = _key(compiler.core)
+    key = _key(compiler.core, options.samples)
     if options.checked is not None and options.checked.key == key:
         return _Choice(*_verdict(options.checked), options.checked)
     models: dict[Precision, Any] = {"f32": compiler.compile("f32", 1), "bf16": compiler.compile("bf16", 1)}
@@ -152,10 +155,15 @@ def _verdict(found: Checked) -> tuple[Precision, str]:
     return "f32", f"{figure} < {MIN_COSINE}"
 
 
-def _key(core: Any) -> str:
+def _key(core: Any, samples: Sequence[Tensors]) -> str:
     versions = core.get_versions("CPU")["CPU"].build_number
     arithmetic = ",".join(sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
-    return f"openvino {versions}; {core.get_property('CPU', 'FULL_DEVICE_NAME')}; {arithmetic}"
+    digest = hashlib.sha256()
+    for sample in samples:
+        for name, array in sorted(sample.items()):
+            digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
+    processor = core.get_property("CPU", "FULL_DEVICE_NAME")
+    return f"openvino {versions}; {processor}; {arithmetic}; samples {digest.hexdigest()[:16]}"
 
 
 def _rows(model: Any, ports: tuple[Port, ...], options: EngineOptions) -> list[Array]:

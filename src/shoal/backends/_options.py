@@ -18,8 +18,8 @@ threads of each stream."""
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome of a precision check, worth keeping: `key` names the engine, its version and the processor's
-    arithmetic, `min_cosine` is bf16 against f32 over the samples."""
+    """The outcome of a precision check, worth keeping: `key` names the engine, its version, the processor's
+    arithmetic and the samples, `min_cosine` is bf16 against f32 over the samples."""
 
     key: str
     min_cosine: float
@@ -31,7 +31,7 @@ class EngineOptions:
 
     `streams`: batches side by side, `threads`: of all streams together; 0 chooses from the cores. `max_length`: tokens
     of the longest item. `samples`: batches of real inputs for the precision check; without any, `auto` means f32.
-    `checked`: an earlier outcome for this graph and these samples, used when its key still fits. `warm_up_s`: the time
+    `checked`: an earlier outcome for this graph, used when its key still fits. `warm_up_s`: the time
     that warming may take before the engine is ready (the rest happens while it is idle); 0 warms nothing at all.
     """
 

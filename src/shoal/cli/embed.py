@@ -36,7 +36,9 @@ def embed(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="Texts; none reads standard input, one text a line.")
     ] = None,
-    model: Annotated[str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
+    ] = "",
     url: Annotated[str, typer.Option(help="Ask this server instead of loading the model here.")] = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there: .npy or .json.")
@@ -54,8 +56,9 @@ def embed(
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
-        key = loaded.settings.api_key[0] if loaded.settings.api_key else None
-        vectors = _remote(url.rstrip("/"), key, given, {"model": model, **wishes})
+        keys = [entry.partition(" ")[0] for entry in loaded.settings.api_key]  # without their classes
+        server = _Server(url.rstrip("/"), keys[0] if keys else None)
+        vectors = _remote(server, given, {"model": model or server.first_model(), **wishes})
     else:
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
@@ -92,32 +95,47 @@ async def _local(opening: AbstractAsyncContextManager[App], texts: Sequence[str]
         return np.concatenate(parts)
 
 
-def _remote(url: str, key: str | None, texts: Sequence[str], wishes: _Wishes) -> Vectors:
+def _remote(server: _Server, texts: Sequence[str], wishes: _Wishes) -> Vectors:
     import numpy as np
 
     rows: list[Vectors] = []
     for chunk in _chunks(texts):
-        reply = _post(f"{url}/v1/embeddings", key, {"input": chunk, "encoding_format": "base64", **wishes})
+        reply = server.ask("/v1/embeddings", {"input": chunk, "encoding_format": "base64", **wishes})
         rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
     return np.stack(rows)
 
 
-def _post(url: str, key: str | None, body: dict[str, Any]) -> dict[str, Any]:
-    """Raises TransportFailed when nothing answers as a server of this kind would, SetupError when it refuses."""
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
+class _Server:
+    """A server that speaks as OpenAI's does."""
 
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-    try:
-        request = Request(url, json.dumps(body).encode(), headers)
-        with urlopen(request, timeout=_PATIENCE_S) as reply:
-            found: dict[str, Any] = json.load(reply)
-            return found
-    except HTTPError as error:
-        with error:
-            raise SetupError(f"{url} answered {error.code}: {_reason(error.read())}") from None
-    except (OSError, ValueError) as error:
-        raise TransportFailed(f"{url} does not answer ({error}): is `shoal serve` running there?") from None
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+
+    def first_model(self) -> str:
+        """The first one that it lists. Raises SetupError when it lists none, and what `ask` raises."""
+        try:
+            return str(self.ask("/v1/models")["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise SetupError(f"{self._url} lists no model: name one with --model") from None
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """POST `body`, or GET. Raises TransportFailed when nothing answers as such a server would, SetupError when it
+        refuses."""
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
+        url = self._url + path
+        try:
+            request = Request(url, None if body is None else json.dumps(body).encode(), self._headers)
+            with urlopen(request, timeout=_PATIENCE_S) as reply:
+                found: dict[str, Any] = json.load(reply)
+                return found
+        except HTTPError as error:
+            with error:
+                raise SetupError(f"{url} answered {error.code}: {_reason(error.read())}") from None
+        except (OSError, ValueError) as error:
+            raise TransportFailed(f"{url} does not answer ({error}): is `shoal serve` running there?") from None
 
 
 def _reason(body: bytes) -> str:

@@ -16,6 +16,7 @@ from shoal.cli._options import with_settings
 from shoal.cli.banner import announce, url
 from shoal.config import Loaded, check_bind
 from shoal.errors import SetupError
+from shoal.models.address import parse_served
 from shoal.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def serve(
 
     settings = loaded.settings
     check_bind(settings)
+    for address in loaded.served:  # a typing error is told before anything listens
+        parse_served(address)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
         stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))

@@ -261,8 +261,7 @@ class Lane:
         return True
 
     def _look_again(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
     def _launch(self, replica: Replica, batch: Batch[Item], trial: Trial) -> None:
         run = _Run(next(_batch_ids), batch.entries, replica, batch.length, batch.flush, trial, self._clock())

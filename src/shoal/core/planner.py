@@ -28,6 +28,11 @@ SHARED_BULK_PART = 0.5
 """Part of `max_batch_ms` that a bulk batch may take while the lane is shared: an interactive item that arrives waits
 for the slot that is free first, and should find it within half of what it is promised."""
 
+SHARED_CALL_PART = 0.125
+"""Part of a shared lane's bulk batch that the call itself may cost: where calls are dear, batches stay longer (up to
+`max_batch_ms`), else short ones would take a bulk caller's rate away. Simulated at 5 ms a call, 40 us a token and 30
+single texts a second: bulk keeps 93 % of its rate in place of 72 %, and single texts wait 31 ms more in place of 17."""
+
 MIXED_PART = 0.25
 """Part of `max_batch_ms` up to which bulk items may fill a batch that an interactive item leads: it waits for them."""
 
@@ -183,11 +188,10 @@ class _Draft(Generic[E]):
     tokens: int = 0
     waste: dict[int, int] = field(default_factory=dict)
     limited: bool = False
+    full: bool = False
 
     def fits(self, cost: int, length: int) -> bool:
-        """Whether one more item keeps the batch inside every limit; the first one always does. A no is remembered."""
-        if not self.entries:
-            return True
+        """Whether one more item keeps the batch, which has its first, inside every limit. A no is remembered."""
         facts = self.facts
         size = len(self.entries) + 1
         tokens = self.tokens + cost
@@ -212,7 +216,7 @@ class _Draft(Generic[E]):
         self.tokens += entry.cost
 
     def closed(self, portion: float) -> bool:
-        return bool(self.entries) and (self.entries[0].alone or self.tokens >= portion)
+        return self.full or (bool(self.entries) and (self.entries[0].alone or self.tokens >= portion))
 
     def _padding(self, length: int) -> int:
         """Padded tokens that an item of this length adds beyond its own: below the row, or under all other rows."""
@@ -288,7 +292,7 @@ class Planner(Generic[E]):
         looked = 0
         for name in self._class_order(now):
             lane = self._classes[name]
-            draft.seconds = self._seconds_for(name, draft, now)
+            draft.seconds, draft.full = self._seconds_for(name, draft, now), False
             while lane.root.heap and looked < SCAN_LIMIT and not draft.closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
@@ -313,7 +317,9 @@ class Planner(Generic[E]):
         own = (leader.group, draft.length)
         same = flow.head(own)
         if same is not None:
-            return own if draft.fits(same.cost, draft.length) else None
+            # What does not fit without padding fits with it even less: looking through other flows would be in vain.
+            draft.full = not draft.fits(same.cost, draft.length)
+            return None if draft.full else own
         best: tuple[Hashable, int] | None = None
         distance = 0
         for key, entry in flow.heads():
@@ -369,8 +375,9 @@ class Planner(Generic[E]):
             return whole
         if draft.entries:
             return whole * MIXED_PART
-        shared = now - self._interactive_seen < INTERACTIVE_MEMORY_S
-        return whole * (SHARED_BULK_PART if shared else 1.0)
+        if now - self._interactive_seen >= INTERACTIVE_MEMORY_S:
+            return whole
+        return max(whole * SHARED_BULK_PART, min(whole, draft.facts.cost.fixed / SHARED_CALL_PART))
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Classes by virtual time; one that nobody served for `max_age_ms` goes first.

@@ -151,13 +151,16 @@ class TextCodec(Protocol):
 class ModelFacts:
     """What a served model says of itself on /v1/models/{id}, /info and the start-up banner.
 
-    `dimension`, `max_input_tokens`: None where the task has none. `space`: stable hash of weights, pooling, prompts and
-    normalisation. `prompts`: name to text. `verified`: the outcome of the load-time comparison, in words.
+    `source` is where its files came from, with scheme and revision; `id` is what the model is called there, without
+    either, and the same whichever of its sources answered. `dimension`, `max_input_tokens`: None where the task has
+    none. `space`: stable hash of weights, pooling, prompts and normalisation. `prompts`: name to text. `verified`: the
+    outcome of the load-time comparison, in words.
     """
 
     source: str
     backend: str
     tasks: tuple[TaskKind, ...]
+    id: str = ""
     dimension: int | None = None
     max_input_tokens: int | None = None
     precision: str = ""
@@ -202,9 +205,11 @@ class Operation:
     `path` may hold one trailing `{name:path}` parameter. `access` is "user" unless said otherwise, so that a forgotten
     one is closed. `endpoint` takes the request and answers the response, or raises a ShoalError that the surface's
     `render_error` turns into its dialect. `request` and `response` are the types of the JSON bodies (None: no
-    body); `errors` maps the statuses that the operation can answer to the type of their bodies. `limit` overrides the
-    byte limit of the body. For the document only: `example` is a request body that works on any model, `headers` maps
-    the headers of a success, beyond `x-request-id`, to what they say.
+    body); `errors` maps the statuses that `endpoint` can answer to the type of their bodies (`str`: text). What the
+    front answers before it calls the endpoint (keys, bounds of the body, bad JSON) follows from `access`, `method` and
+    `request`, and is not listed. `limit` overrides the byte limit of the body. `quiet`: machines ask it every few
+    seconds, so the access log has it at debug only. For the document only: `example` is a request body that works on
+    any model, `headers` maps the headers of a success, beyond `x-request-id`, to what they say.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -217,6 +222,7 @@ class Operation:
     media_type: str = "application/json"
     errors: Mapping[int, Any] = field(default_factory=dict)
     limit: int | None = None
+    quiet: bool = False
     description: str = ""
     example: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -225,10 +231,12 @@ class Operation:
 class Surface(Protocol):
     """A wire API: bytes to tasks, results to bytes, errors to its own shape.
 
-    `render_error` answers (status, headers, body) for any ShoalError and never raises.
+    `render_error` answers (status, headers, body) for any ShoalError and never raises. `error` is the type of its JSON
+    bodies, for the document; None where it makes none.
     """
 
     name: str
+    error: Any
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]: ...
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from shoal.core.lifecycle import Event, State, after
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.errors import AddressError, ModelNotFound, ModelNotReady, ShoalError
+from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
 
 LONGEST_SHOWN = 200
@@ -27,6 +27,12 @@ class ModelCard:
     facts: ModelFacts | None
     error: str | None
     default_for: tuple[TaskKind, ...]
+
+    def refusal(self) -> CapacityError:
+        """Why it cannot answer: ModelFailed with the reason, else ModelNotReady."""
+        if self.state == "failed" and self.error is not None:
+            return ModelFailed(f"the model {self.name!r} failed to load: {self.error}", param="model")
+        return ModelNotReady(f"the model {self.name!r} is {self.state}: try again soon", param="model", retry_after=2.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,13 +59,9 @@ class Model:
         self.on("load_failed")
 
     def ready_runner(self) -> Runner:
-        """Its runner, or ModelNotReady with the reason."""
+        """Its runner. Raises ModelFailed with the reason, and ModelNotReady in every other state but ready."""
         if self.runner is None or self.state != "ready":
-            if self.error is not None:
-                raise ModelNotReady(f"the model {self.name!r} failed to load: {self.error.message}", param="model")
-            raise ModelNotReady(
-                f"the model {self.name!r} is {self.state}: try again soon", param="model", retry_after=2.0
-            )
+            raise self.card().refusal()
         return self.runner
 
     def card(self) -> ModelCard:

@@ -25,7 +25,7 @@ Run: TypeAlias = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Named arrays and wanted outputs in, those outputs out, on whatever engine."""
 
 MIN_COSINE = 0.9999
-"""The bar for a conversion in float32, and for a lower precision to be chosen by itself."""
+"""The bar for a conversion in float32."""
 
 MAX_DIFFERENCE = 0.02
 """Of the largest value: catches vectors of the right direction and the wrong length, with room for bfloat16."""
@@ -35,12 +35,6 @@ SAMPLES = (
     "A",
     "Where can I renew my passport, and how long does it take?",
     "def total(prices): return sum(p * 1.19 for p in prices)",
-)
-LONG_SAMPLE = (
-    "The committee met on 14 March 2021 to discuss the harbour's new breakwater. Engineers explained that the old one, "
-    "built of loose stone, had lost a third of its height in two winters; fishermen answered that every metre of wall "
-    "changes where the current drops its sand. After three hours nothing was decided, except that the measurements "
-    "would be repeated in summer, when the water is low and the wind, as everyone agreed, tells fewer lies."
 )
 
 
@@ -98,11 +92,6 @@ def min_cosine(left: Array, right: Array) -> float:
     product = lengths[0] * lengths[1]
     cosines = (a * b).sum(axis=-1) / np.where(product > 0, product, 1.0)
     return float(np.where(product > 0, cosines, np.where(lengths[0] == lengths[1], 1.0, -1.0)).min(initial=1.0))
-
-
-def precision_samples(target: Path, spec: TextSpec) -> list[dict[str, Array]]:
-    """The fixed batches on which a lower precision is compared with float32: short texts, and a long one."""
-    return [sample_inputs(target, spec, SAMPLES), sample_inputs(target, spec, (LONG_SAMPLE,))]
 
 
 def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str]) -> dict[str, Array]:

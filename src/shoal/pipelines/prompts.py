@@ -30,6 +30,9 @@ def named(spec: TextSpec, name: str) -> str:
     """The prompt of that name. Raises InvalidValue, which lists the names that the model has."""
     prompt = spec.prompts.get(name)
     if prompt is None:
-        known = ", ".join(sorted(spec.prompts)) or "none: send the text with its prompt before it instead"
+        if not spec.prompts:
+            what = f"the model has no prompts, so none named {name!r}"
+            raise InvalidValue(f"{what}: leave it out, and put its words before the text", param="prompt_name")
+        known = ", ".join(sorted(spec.prompts))
         raise InvalidValue(f"the model has no prompt named {name!r}; it has: {known}", param="prompt_name")
     return prompt

@@ -6,23 +6,31 @@ import hashlib
 import hmac
 import ipaddress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from shoal.core.protocols import Access
 from shoal.errors import Forbidden, Unauthorized
 from shoal.surfaces._request import Options, Request
+from shoal.types import TrafficClass
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 
 
+class Caller(NamedTuple):
+    """`client` is who fairness counts; `traffic` the class that the operator gave to the key, if any."""
+
+    client: str
+    traffic: TrafficClass | None = None
+
+
 class _Key(NamedTuple):
     digest: bytes
-    client: str
+    caller: Caller
     admin: bool
 
 
 class Gate:
-    """`admit` lets a request pass, and answers who it counts as for fairness: key, else trusted header, else peer.
+    """`admit` lets a request pass, and answers who calls: key, else trusted header, else peer.
 
     - "public": anybody.
     - "user": a key, if any is configured. Without keys on a loopback address only requests whose Host is that
@@ -40,7 +48,7 @@ class Gate:
         self._bound_to_loopback = is_loopback(self._bound)
         self._client_header = options.client_header.lower().encode()
 
-    def admit(self, request: Request, access: Access) -> str:
+    def admit(self, request: Request, access: Access) -> Caller:
         """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
         key = self._known(request) if self._keys else None
         if access == "admin":
@@ -48,12 +56,12 @@ class Gate:
         elif access != "public":
             self._admit_user(request, key)
         if key is not None:
-            return key.client
+            return key.caller
         if self._client_header:
             name = request.headers.get(self._client_header)
             if name:
-                return name[:128].decode("latin-1")
-        return request.peer
+                return Caller(name[:128].decode("latin-1"))
+        return Caller(request.peer)
 
     def _admit_user(self, request: Request, key: _Key | None) -> None:
         if self._users_need_keys:
@@ -115,9 +123,12 @@ def _name(host: bytes) -> bytes:
     return host if host.count(b":") > 1 else host.partition(b":")[0]
 
 
-def _key(text: str, *, admin: bool) -> _Key:
-    digest = hashlib.sha256(text.encode())
-    return _Key(digest.digest(), f"key:{digest.hexdigest()[:12]}", admin)
+def _key(entry: str, *, admin: bool) -> _Key:
+    """`entry` is a key as the settings have it, maybe followed by a space and its class."""
+    secret, _, traffic = entry.partition(" ")
+    digest = hashlib.sha256(secret.encode())
+    caller = Caller(f"key:{digest.hexdigest()[:12]}", cast(TrafficClass, traffic) if traffic else None)
+    return _Key(digest.digest(), caller, admin)
 
 
 def _presented(request: Request) -> bytes | None:

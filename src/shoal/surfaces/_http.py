@@ -43,7 +43,7 @@ _LAST = {408, 499}  # the body was late, or its sender left: what comes next on 
 def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Front:
     """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
 
-    Raises ConfigError for options that cannot work, and ValueError when two surfaces claim the same method of a path.
+    Raises ValueError when two surfaces claim the same method of a path.
     """
     return Front(gateway, Routes(surfaces, gateway), options)
 
@@ -69,8 +69,9 @@ class Front:
         request.deadline = request.started + self._seconds(request)
         found = self.routes.find(request.method, request.path)
         status = await self._respond(request, found, receive, send)
-        if access_log.isEnabledFor(logging.INFO):
-            _log_access(request, status)
+        level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
+        if access_log.isEnabledFor(level):
+            _log_access(request, status, level)
 
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
         try:
@@ -98,7 +99,7 @@ class Front:
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
         operation = route.operation
-        request.client = self._gate.admit(request, operation.access)
+        request.client, request.key_class = self._gate.admit(request, operation.access)
         request.parameter = route.parameter
         if operation.method != "GET":
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
@@ -195,10 +196,11 @@ def _log_bug(request: Request, error: Exception) -> None:
     log.error("request %s failed: %s %s", request.id, request.method, request.path, exc_info=error)
 
 
-def _log_access(request: Request, status: int) -> None:
+def _log_access(request: Request, status: int, level: int) -> None:
     elapsed = (time.monotonic() - request.started) * 1000
     facts = request.result.facts if request.result is not None else None
-    access_log.info(
+    access_log.log(
+        level,
         "%s %s %d %.1f ms",
         request.method,
         request.path,

@@ -20,6 +20,7 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 class Options:
     """The settings that surfaces read, under the names that they have everywhere.
 
+    An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
     `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics.
     """
 
@@ -59,8 +60,9 @@ class Request:
     """One HTTP request. `headers` has lower-case names; of a repeated header it holds the last.
 
     `body` is there before the endpoint is called, for methods that have one. `parameter` is the trailing path
-    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts. `begun`:
-    the head of a stream is out. `model`, `items` and `result` are the endpoint's to set, for the access log.
+    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts, `key_class`
+    the class of the caller's key. `begun`: the head of a stream is out. `model`, `items` and `result` are the
+    endpoint's to set, for the access log.
     """
 
     __slots__ = (
@@ -73,6 +75,7 @@ class Request:
         "headers",
         "id",
         "items",
+        "key_class",
         "method",
         "model",
         "parameter",
@@ -97,6 +100,7 @@ class Request:
         self.deadline = math.inf
         self.id = ""
         self.client = ""
+        self.key_class: TrafficClass | None = None
         self.body = b""
         self.body_read = False
         self.begun = False
@@ -107,14 +111,19 @@ class Request:
 
     @property
     def traffic(self) -> TrafficClass | None:
-        """What `x-shoal-class` asks for; None lets the size of the request decide."""
+        """What `x-shoal-class` asks for, else the key's class; None lets the size of the request decide.
+
+        A key for bulk stays bulk: its class is the operator's limit, and not a default.
+        """
+        if self.key_class == "bulk":
+            return "bulk"
         match self.headers.get(b"x-shoal-class"):
             case b"interactive":
                 return "interactive"
             case b"bulk":
                 return "bulk"
             case _:
-                return None
+                return self.key_class
 
     def context(self) -> Context:
         """For the gateway, which from here on counts what becomes of the request."""

@@ -52,6 +52,7 @@ TABLE: dict[str, Row] = {
     "unavailable": Row(OpenAIStatus(503, _BUSY, "server_is_overloaded"), TeiStatus(503, "Unhealthy"), 503),
     "overloaded": Row(OpenAIStatus(429, "rate_limit_error", "rate_limit_exceeded"), TeiStatus(429, "Overloaded"), 429),
     "not_ready": Row(OpenAIStatus(503, _BUSY, "model_loading"), TeiStatus(503, "Unhealthy"), 503),
+    "model_failed": Row(OpenAIStatus(503, _BUSY, "model_failed"), TeiStatus(503, "Unhealthy"), 503),
     "deadline": Row(OpenAIStatus(504, "timeout_error", None), TeiStatus(504, "Backend"), 504),
     "request_timeout": Row(OpenAIStatus(408, "timeout", None), TeiStatus(408, None), 408),
     # Nobody reads this one; 499 is what logs show for a client that left.

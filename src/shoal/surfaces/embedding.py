@@ -16,11 +16,12 @@ from shoal.types import Embed
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-_ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504), _wire.HttpError)
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), _wire.HttpError)
 
 
 class Embedding:
     name = "embedding"
+    error = _wire.HttpError
 
     def __init__(self, options: Options) -> None:
         self._options = options

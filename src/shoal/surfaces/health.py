@@ -29,6 +29,7 @@ class Health:
     """
 
     name = "health"
+    error = _wire.OpenAIError
 
     def __init__(self, options: Options) -> None:
         self._metrics = options.metrics
@@ -42,6 +43,7 @@ class Health:
                 endpoint=state.health,
                 summary="Can any model answer?",
                 access="public",
+                quiet=True,
                 response=str,
                 media_type="text/plain",
                 errors={503: str},
@@ -53,6 +55,7 @@ class Health:
                 endpoint=state.live,
                 summary="Is the process alive?",
                 access="public",
+                quiet=True,
                 response=str,
                 media_type="text/plain",
             ),
@@ -62,6 +65,7 @@ class Health:
                 endpoint=state.ready,
                 summary="Can every model answer?",
                 access="public",
+                quiet=True,
                 response=_wire.Health,
                 errors={503: _wire.Health},
             ),
@@ -73,9 +77,9 @@ class Health:
                     path="/metrics",
                     endpoint=_Metrics(self._metrics),
                     summary="Metrics for Prometheus",
+                    quiet=True,
                     response=str,
                     media_type="text/plain",
-                    errors=dict.fromkeys((401, 403), _wire.OpenAIError),
                 )
             )
         return operations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
 
-_ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503, 504), _wire.OpenAIError)
-_READ_ERRORS: dict[int, Any] = dict.fromkeys((401, 403, 500), _wire.OpenAIError)
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), _wire.OpenAIError)
+_READ_ERRORS: dict[int, Any] = {500: _wire.OpenAIError}
 _STATES = {"ready": "loaded", "loading": "loading"}
 _ENCODE = msgspec.json.Encoder()
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
@@ -26,6 +26,7 @@ _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "
 
 class OpenAI:
     name = "openai"
+    error = _wire.OpenAIError
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -55,7 +56,7 @@ class OpenAI:
                     endpoint=models.list,
                     summary="List the served models",
                     response=_wire.ModelList,
-                    errors=_READ_ERRORS if method == "GET" else {**_READ_ERRORS, 408: _wire.OpenAIError},
+                    errors=_READ_ERRORS,
                 )
                 for method in ("GET", "POST")
             ]

@@ -1,6 +1,7 @@
 """The OpenAPI 3.1 document, generated from the operations of all surfaces and their msgspec types.
 
-Nothing is described twice: a path, a schema, a status or a header is in the document because its Operation says so.
+Nothing is described twice: a path, a schema, a status or a header is in the document because its Operation says so,
+and what the front refuses because its surface renders it so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shoal._version import __version__
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import ModelNotFound, ShoalError
 from shoal.surfaces import _status
+from shoal.surfaces._refusals import each_of, with_refusals
 from shoal.surfaces._request import JSON, Reply, Request
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
     "x-shoal-class": {
         "name": "x-shoal-class",
         "in": "header",
-        "description": "Who waits: a person (interactive) or a job (bulk). Without it the number of inputs decides.",
+        "description": "Who waits: a person (interactive) or a job (bulk). Without it the key's class or the number of "
+        "inputs decides; a key for bulk stays bulk.",
         "schema": {"type": "string", "enum": ["interactive", "bulk"]},
     },
 }
@@ -65,6 +68,7 @@ class OpenApi:
     """
 
     name = "openapi"
+    error: Any = dict[str, str]
 
     def __init__(self, surfaces: Sequence[Surface]) -> None:
         self._surfaces = tuple(surfaces)
@@ -76,7 +80,7 @@ class OpenApi:
             model = _default_model(gateway)
             if model not in made:
                 made.clear()
-                table = {surface.name: surface.routes(gateway) for surface in self._surfaces}
+                table = {surface.name: operations_of(surface, gateway) for surface in self._surfaces}
                 made[model] = msgspec.json.encode(document({**table, self.name: operations}, model))
             return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=made[model])
 
@@ -96,6 +100,11 @@ class OpenApi:
         status = _status.row(error).openai.status
         body = msgspec.json.encode({"error": error.message})
         return status, {"content-type": "application/json", **_status.headers(error, status)}, body
+
+
+def operations_of(surface: Surface, gateway: Gateway) -> list[Operation]:
+    """A surface's operations, with all that they can answer among their `errors`."""
+    return [with_refusals(surface, operation) for operation in surface.routes(gateway)]
 
 
 def document(table: Table, model: str = "") -> dict[str, Any]:
@@ -197,12 +206,15 @@ class _Writer:
         if operation.response is not None:
             success["content"] = self._content(operation.response, operation.media_type)
         responses = {"200": success}
-        for status, kind in sorted(operation.errors.items()):
-            responses[str(status)] = {
+        for status, kinds in sorted(operation.errors.items()):
+            response: dict[str, Any] = {
                 "description": PHRASES.get(status, "Refused"),
                 "headers": self._refer({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
-                "content": self._content(kind, "text/plain" if kind is str else "application/json"),
             }
+            for kind in each_of(kinds):
+                media_type = "text/plain" if kind is str else "application/json"
+                response.setdefault("content", {}).update(self._content(kind, media_type))
+            responses[str(status)] = response
         return responses
 
     def _content(self, kind: Any, media_type: str) -> dict[str, Any]:
@@ -232,7 +244,8 @@ class _Writer:
 
 
 def _types(operation: Operation) -> list[Any]:
-    return [kind for kind in (operation.request, operation.response, *operation.errors.values()) if kind is not None]
+    errors = [kind for kinds in operation.errors.values() for kind in each_of(kinds)]
+    return [kind for kind in (operation.request, operation.response, *errors) if kind is not None]
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

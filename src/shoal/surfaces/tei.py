@@ -11,7 +11,7 @@ import orjson
 
 from shoal._version import __version__
 from shoal.core.protocols import ModelFacts, Operation
-from shoal.errors import EmptyInput, InvalidValue, ModelNotReady, ShoalError, TooManyInputs, Unauthorized, WrongType
+from shoal.errors import EmptyInput, InvalidValue, ShoalError, TooManyInputs, Unauthorized, WrongType
 from shoal.surfaces import _facts, _rows, _status, _wire
 from shoal.surfaces._request import JSON, Headers, Options, Reply, Request
 from shoal.types import Direction, Embed, Embedded, TextItem
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 _ENCODE = msgspec.json.Encoder()
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_ERRORS: dict[int, Any] = {
-    **dict.fromkeys((400, 422, 424, 429, 500, 503, 504), _wire.TeiError),
-    **dict.fromkeys((403, 408, 413, 415), str),
-}
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 422, 424, 429, 500, 503, 504), _wire.TeiError)
 _UNREADABLE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
 _TIMES = {
     "x-compute-type": "Backend and precision that computed it.",
@@ -43,6 +40,7 @@ class Tei:
     """The original knows one model and no names: every route here works on the default model."""
 
     name = "tei"
+    error = _wire.TeiError
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -220,13 +218,13 @@ class _Info:
     async def __call__(self, request: Request) -> Reply:
         card = self._gateway.model("")
         if card.facts is None:
-            raise ModelNotReady(f"The model '{card.name}' is {card.state}; try again when /health/ready says so.")
+            raise card.refusal()
         return Reply(200, [JSON], _ENCODE.encode(_info(card.name, card.facts, self._options)))
 
 
 def _info(name: str, facts: ModelFacts, options: Options) -> _wire.TeiInfo:
     return _wire.TeiInfo(
-        model_id=facts.source or name,
+        model_id=facts.id or name,
         model_sha=facts.revision or None,
         model_dtype=_DTYPES.get(facts.precision, facts.precision),
         served_model_name=name,

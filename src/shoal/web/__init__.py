@@ -94,6 +94,7 @@ class Pages:
     """
 
     name = "pages"
+    error = None
 
     def __init__(self, dist: Path = DIST) -> None:
         self._dist = dist

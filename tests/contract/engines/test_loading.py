@@ -133,6 +133,20 @@ async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosi
         assert used == (options.checked if key == own.key and key else first.facts.details["precision_checked"])
 
 
+async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
+    """Other samples are other evidence: what was kept for the first is not used for the second."""
+    if not has_bf16():
+        pytest.skip("nothing is checked on this processor")
+    first = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    await first.aclose()
+    kept = Checked(first.facts.details["precision_checked"].key, 0.5)
+    second = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES[:1], checked=kept))
+    await second.aclose()
+    used = second.facts.details["precision_checked"]
+    assert used.key != kept.key
+    assert used.min_cosine > kept.min_cosine
+
+
 async def test_auto_without_samples_is_exact(graph: Path) -> None:
     """Nothing to check with means f32."""
     engine = await opener("openvino")(graph, name="x", options=COLD)

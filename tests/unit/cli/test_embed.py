@@ -33,10 +33,18 @@ class Upstream(HTTPServer):
         super().__init__(("127.0.0.1", 0), _Reply)
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.models = ["first", "second"]
 
 
 class _Reply(BaseHTTPRequestHandler):
     server: Upstream
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        listed = self.path == "/v1/models"
+        self.send_response(200 if listed else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -104,6 +112,13 @@ class TestHere:
         assert result.exit_code == 2
         assert "did you mean hf:?" in result.stderr
 
+    def test_an_address_that_nothing_here_can_serve(self) -> None:
+        """Refused before anything is loaded, with the address and the kinds that are served."""
+        result = runner.invoke(app, ["embed", "--model", "tei+http://host:80", "a"])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: tei+http://host:80: this version has no backend for tei+http: ")
+        assert "it serves hf:, pypi:, file:, fake:" in result.stderr
+
     def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Empty input is said; a terminal is not waited for in silence."""
         assert "standard input is empty" in runner.invoke(app, ["embed", "--model", "fake:"], input="").stderr
@@ -146,6 +161,21 @@ class TestThere:
         assert upstream.asked[0]["model"] == "m"
         assert upstream.asked[0]["input_type"] == "query"
         assert "dimensions" not in upstream.asked[0]
+
+    def test_without_a_model_the_first_one_is_asked(self, upstream: Upstream) -> None:
+        """The server's own list says which that is; every request carries the bare key, without its class."""
+        place = f"http://127.0.0.1:{upstream.server_port}"
+        result = runner.invoke(app, ["embed", "--url", place, "ab"], env={"SHOAL_API_KEY": "k1 bulk"})
+        assert result.exit_code == 0, result.output
+        assert [body["model"] for body in upstream.asked] == ["first"]
+        assert upstream.keys == ["Bearer k1"] * 2
+
+    def test_a_server_without_models(self, upstream: Upstream) -> None:
+        """One line that names the flag, exit code 1."""
+        upstream.models.clear()
+        result = runner.invoke(app, ["embed", "--url", f"http://127.0.0.1:{upstream.server_port}", "ab"])
+        assert result.exit_code == 1
+        assert "lists no model: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
         """Status and message, exit code 1."""

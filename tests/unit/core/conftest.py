@@ -41,15 +41,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
 
+def run_virtual(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function on a fresh virtual loop."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main())
+
+
 @pytest.fixture
 def virtual() -> Run[Any]:
-    """Run a coroutine function on a fresh virtual loop."""
-
-    def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(main())
-
-    return run
+    """`run_virtual`, for tests that ask for it."""
+    return run_virtual
 
 
 async def until(condition: Callable[[], bool], *, ticks: int = 1000) -> None:

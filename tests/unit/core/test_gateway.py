@@ -221,7 +221,7 @@ async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() ->
     assert runner.begun == 1
     assert runner.release is not None
     runner.release.set()
-    assert await asyncio.gather(holds, stays) == ["a b c", "a b c"]
+    assert [*await asyncio.gather(holds, stays)] == ["a b c", "a b c"]
     outcomes = [call[3] for call in told.calls if call[0] == "finished"]
     assert outcomes == ["deadline", "cancelled", "ok", "ok"]
 

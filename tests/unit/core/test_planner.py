@@ -252,6 +252,20 @@ def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
     assert sizes == [19, 9]
 
 
+def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
+    """On a shared lane the call's own cost is at most an eighth of a bulk batch, but max_batch_ms is never passed."""
+    sizes = []
+    for fixed in (0.0005, 0.001, 0.004):
+        queue = planner(max_batch_ms=16.0)
+        queue.add(Work(), 0.0)
+        taken(queue)
+        facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(fixed, 0.0001))
+        for number in range(64):
+            queue.add(Work(traffic="bulk", request=number), 0.5)
+        sizes.append(len(taken(queue, 0.5, facts=facts).entries))
+    assert sizes == [9, 8, 15]
+
+
 works = st.builds(
     Work,
     cost=st.integers(1, 100),

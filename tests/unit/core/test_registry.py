@@ -6,7 +6,7 @@ import pytest
 
 from shoal.backends.fake import FakeScript, FakeTalker
 from shoal.core.registry import LONGEST_SHOWN, Model, Registry
-from shoal.errors import AddressError, InternalError, ModelNotFound, ModelNotReady, SetupError
+from shoal.errors import AddressError, InternalError, ModelFailed, ModelNotFound, ModelNotReady, SetupError
 from shoal.types import TaskKind
 from tests.unit.core.runners import Embedder
 
@@ -113,9 +113,9 @@ def test_models_that_cannot_answer_say_why() -> None:
         model.ready_runner()
     assert (caught.value.param, caught.value.retry_after) == ("model", 2.0)
     model.failed(SetupError("the file is broken"))
-    with pytest.raises(ModelNotReady, match="failed to load: the file is broken") as caught:
+    with pytest.raises(ModelFailed, match="failed to load: the file is broken") as failed:
         model.ready_runner()
-    assert caught.value.retry_after is None
+    assert (failed.value.param, failed.value.retry_after) == ("model", None)
     model.on("load")
     model.loaded(runner := Embedder())
     assert model.ready_runner() is runner

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.backends._compile import runtime as openvino_runtime
+from shoal.backends.onnx import runtime as onnx_runtime
 from shoal.models.verify import Run
 from shoal.types import Array
 
 
 def onnxruntime_run(path: Path) -> Run:
-    import onnxruntime
-
+    onnxruntime = onnx_runtime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
@@ -26,9 +27,7 @@ def onnxruntime_run(path: Path) -> Run:
 
 
 def openvino_run(path: Path, precision: str = "f32") -> Run:
-    import openvino
-
-    model = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": precision})
+    model = openvino_runtime().Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": precision})
 
     def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         result = model(inputs)

@@ -18,7 +18,6 @@ from shoal.models.verify import (
     SAMPLES,
     Verification,
     min_cosine,
-    precision_samples,
     require,
     sample_inputs,
     verify,
@@ -204,11 +203,3 @@ def test_sample_inputs_are_the_graphs(tmp_path: Path) -> None:
     assert len(set(lengths.tolist())) > 2
     assert lengths.max() == made.spec.max_tokens
     assert (inputs["input_ids"][inputs["attention_mask"] == 0] == made.spec.pad_id).all()
-
-
-def test_precision_is_judged_on_short_and_on_long_texts(tmp_path: Path) -> None:
-    """Two fixed batches."""
-    made, target = converted(checkpoint(tmp_path))
-    short, long = precision_samples(target, made.spec)
-    assert short["input_ids"].shape[0] == len(SAMPLES)
-    assert long["attention_mask"].all()

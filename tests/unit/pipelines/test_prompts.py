@@ -45,7 +45,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 def test_a_model_without_prompts_says_so() -> None:
     """With no prompts to list, the error says what to do instead."""
-    with pytest.raises(InvalidValue, match="none: send the text"):
+    with pytest.raises(InvalidValue, match="has no prompts, so none named 'query': leave it out"):
         resolve(spec(), "query", None)
 
 

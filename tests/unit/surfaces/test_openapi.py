@@ -46,6 +46,7 @@ ADD = operation(
 
 class Pets:
     name = "pets"
+    error = Problem
 
     def __init__(self, *operations: Operation) -> None:
         self._operations = operations

@@ -21,6 +21,8 @@ async def nothing(request: Any) -> None:
 class Named:
     """A surface of the given routes."""
 
+    error = None
+
     def __init__(self, name: str, *routes: tuple[Literal["GET", "POST", "DELETE"], str]) -> None:
         self.name = name
         self._routes = routes

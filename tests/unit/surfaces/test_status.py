@@ -11,6 +11,7 @@ from shoal.errors import (
     CapacityError,
     EngineFailed,
     MethodNotAllowed,
+    ModelFailed,
     Overloaded,
     RequestError,
     ShoalError,
@@ -57,7 +58,7 @@ def test_what_clients_repeat() -> None:
         says_no = _status.headers(error, status).get("x-should-retry") == "false"
         assert says_no == (status >= 500 and not kind.retryable), kind
         if issubclass(kind, CapacityError):
-            assert not says_no
+            assert says_no == (kind is ModelFailed)
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (2.5, "3")])

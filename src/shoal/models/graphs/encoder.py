@@ -17,9 +17,12 @@ from shoal.models.contract.types import Encoder
 from shoal.models.graphs.builder import Graph
 from shoal.models.graphs.weights import Floats, Weights
 
-MASKED = -30000.0
-"""Added to the scores of padding: exp() of it is zero, it is finite in float16 and bfloat16, and so a row that is all
-padding gives numbers, not NaN."""
+MASKED = -32768.0
+"""Added to the scores of padding: exp() of it is zero, and a row that is all padding gives numbers, not NaN.
+
+A power of two, exact in float16 and bfloat16, because an engine may compute (1 - mask) * M as M - mask * M and round
+the product alone: with -1e9 OpenVINO adds 1.8e6 to every score in bfloat16, and float32 then keeps eighths of a score.
+"""
 
 MPNET_MAX_DISTANCE = 128
 _MPNET_BUCKETS = 32

@@ -51,7 +51,8 @@ def fetch(
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
             failures.append(error.message)
-            progress.noted(error.message)
+            if source != sources[-1]:  # of the last one the error itself tells
+                progress.noted(error.message)
             continue
         if pin is not None:
             pin.check(fetched)

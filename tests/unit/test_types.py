@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import time
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from shoal.types import BatchFacts, Chunk, Context, Embed, Embedded, Generate, TextSpec, Wire, pack, unpack
+
+small = st.integers(0, 2**31 - 1)
+maybe = st.none() | st.text(max_size=9)
+finite = st.floats(allow_nan=False)
+extras = st.dictionaries(
+    st.text(max_size=9), st.recursive(st.none() | small | st.text(), lambda inner: st.lists(inner, max_size=3))
+).map(lambda fields: {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()})
+vectors = arrays.arrays(
+    st.sampled_from(["<f4", ">f4", "<f2", "<f8", "<i8", "|u1"]), arrays.array_shapes(min_dims=1, max_dims=3, min_side=0)
+)
+facts = st.builds(
+    BatchFacts,
+    size=small,
+    id=small,
+    batches=small,
+    flush=st.sampled_from(["full", "idle", "age"]),
+    replica=st.text(),
+    queue_ms=finite,
+    prepare_ms=finite,
+    infer_ms=finite,
+)
+STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
+    Embed: st.builds(
+        Embed,
+        model=st.text(),
+        inputs=st.lists(st.text() | st.lists(small, max_size=5), max_size=5),
+        prompt_name=maybe,
+        input_type=maybe,
+        truncate=st.none() | st.booleans(),
+        truncation_direction=st.sampled_from(["left", "right"]),
+        normalize=st.booleans(),
+        dimensions=st.none() | small,
+    ),
+    Generate: st.builds(Generate, model=st.text(), prompt=st.text(), max_tokens=st.none() | small, extras=extras),
+    Embedded: st.builds(
+        Embedded, vectors=vectors, tokens=st.lists(small), truncated=small, facts=facts, space=st.text()
+    ),
+    Chunk: st.builds(
+        Chunk,
+        text=st.text(),
+        index=small,
+        finish_reason=maybe,
+        raw=st.none() | st.tuples(st.text(max_size=9), st.binary()),
+    ),
+    Context: st.builds(
+        Context,
+        id=st.text(),
+        deadline=finite,
+        client=st.text(),
+        traffic=st.sampled_from([None, "interactive", "bulk"]),
+    ),
+    TextSpec: st.builds(
+        TextSpec,
+        tokenizer=st.text(),
+        inputs=st.lists(st.text(), max_size=3).map(tuple),
+        dimension=small,
+        max_tokens=small,
+        prompts=st.dictionaries(st.text(max_size=9), st.text()),
+        default_prompt_name=maybe,
+        lower_case=st.booleans(),
+        include_prompt=st.booleans(),
+        ends_normalized=st.booleans(),
+    ),
+}
+
+
+def plain(value: Any) -> Any:
+    """A struct as values that compare by content; arrays by type, shape and bytes."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, msgspec.Raw):
+        return bytes(value)
+    if isinstance(value, msgspec.Struct):
+        return (type(value), {name: plain(getattr(value, name)) for name in value.__struct_fields__})
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    return value
+
+
+def test_every_wire_struct_is_tried() -> None:
+    """A struct that joins the wire joins the property below."""
+    assert set(STRUCTS) == set(get_args(Wire))
+
+
+@given(st.sampled_from(list(STRUCTS)).flatmap(lambda kind: STRUCTS[kind]))
+def test_pack_and_unpack_are_inverse(value: Any) -> None:
+    """Every field comes back equal; arrays to the bit, extras to the byte."""
+    again = unpack(pack(value), type(value))
+    assert plain(again) == plain(value)
+
+
+@given(vectors)
+def test_arrays_come_back_to_the_bit(array: Any) -> None:
+    """NaN payloads and signed zeros too, and whatever the memory order was."""
+    for given_ in (array, np.asfortranarray(array)):
+        again = unpack(pack(Embedded(vectors=given_, tokens=[])), Embedded).vectors
+        assert (again.dtype, again.shape) == (array.dtype, array.shape)
+        assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        pack(Chunk(text="x"))[:-1],
+        msgspec.msgpack.encode({"type": "embed", "model": 5}),
+        msgspec.msgpack.encode({"vectors": ["<f4", [2], b"\0" * 4], "tokens": []}),
+        msgspec.msgpack.encode({"vectors": ["|O", [1], b"\0" * 8], "tokens": []}),
+        msgspec.msgpack.encode({"vectors": [1, 2], "tokens": []}),
+        msgspec.msgpack.encode({"vectors": "text", "tokens": []}),
+    ],
+)
+@pytest.mark.parametrize("kind", [Embed, Embedded])
+def test_what_is_no_such_struct_is_refused(data: bytes, kind: type[Any]) -> None:
+    """Truncated, of another kind, or with an array that is none: a decoding error, never a wrong value."""
+    with pytest.raises(msgspec.DecodeError):
+        unpack(data, kind)
+
+
+def test_a_task_is_not_taken_for_another() -> None:
+    """Tags tell tasks apart."""
+    with pytest.raises(msgspec.ValidationError):
+        unpack(pack(Embed(model="m", inputs=["x"])), Generate)
+
+
+@pytest.mark.parametrize("stranger", [object(), {1, 2j}])
+def test_only_what_has_a_wire_form_is_packed(stranger: Any) -> None:
+    """Anything else is a bug, said by the name of its type."""
+    with pytest.raises((NotImplementedError, TypeError)):
+        pack(Chunk(text=stranger))
+
+
+def test_structs_are_frozen() -> None:
+    """A task that two places hold cannot change under one of them."""
+    with pytest.raises(AttributeError):
+        Chunk().text = "x"  # type: ignore[misc]
+
+
+def test_remaining_counts_down_to_nothing() -> None:
+    """Seconds until the deadline, by the clock given or the monotonic one; never negative."""
+    ctx = Context(id="r", deadline=100.0)
+    assert [ctx.remaining(now) for now in (40.0, 100.0, 140.0)] == [60.0, 0.0, 0.0]
+    assert 9 < Context(id="r", deadline=time.monotonic() + 10).remaining() <= 10
