@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.backends._compile import runtime
 from shoal.backends._options import layout, usable_cores
 from shoal.backends._shapes import length_buckets
 from shoal.bench.stats import median
@@ -21,9 +22,7 @@ class Raw:
     """Compiled with the settings that the server uses: `streams` side by side, no pinning, the same precision."""
 
     def __init__(self, entry: Stored, precision: str, streams: int = 0) -> None:
-        import openvino
-
-        self._core = openvino.Core()
+        self._core = runtime().Core()
         self._model = self._core.read_model(str(entry.graph))
         self._lengths = length_buckets(entry.manifest.text.max_tokens)
         self.streams, self.threads = layout(streams, 0, usable_cores())

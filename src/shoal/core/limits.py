@@ -68,8 +68,8 @@ class Admission:
             )
         if mine and mine + items > self.max_items // 2:
             raise Overloaded(
-                f"this client has {mine} items queued or running and {items} more exceed its share of {self.max_items // 2}: "
-                "wait for answers before sending more",
+                f"this client has {mine} items queued or running and {items} more exceed its share of "
+                f"{self.max_items // 2}: wait for answers before sending more",
                 retry_after=self._retry_after(mine + items - self.max_items // 2),
             )
         self.items += items
