@@ -111,9 +111,10 @@ async def _close(registry: Registry, tasks: Sequence[asyncio.Task[None]]) -> Non
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for model in registry:
-        if model.runner is not None:
-            await model.runner.aclose()
+    async with AsyncExitStack() as stack:  # one that fails to close must not keep the others open
+        for model in registry:
+            if model.runner is not None:
+                stack.push_async_callback(model.runner.aclose)
 
 
 def _states(registry: Registry) -> list[tuple[str, str]]:
