@@ -157,6 +157,7 @@ class FakeEngine:
         self.running = 0
         self.cancelled = 0
         self._script = script
+        self._cores = asyncio.Semaphore(script.parallel or script.slots)
         self._words = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
         self._facts = EngineFacts(
             name=name,
@@ -191,7 +192,8 @@ class FakeEngine:
         try:
             seconds = self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * ids.size
             async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
-                await asyncio.sleep(seconds)
+                async with self._cores:
+                    await asyncio.sleep(seconds)
         except TimeoutError:
             raise DeadlineExceeded("the engine did not answer in time") from None
         except asyncio.CancelledError:

@@ -377,7 +377,10 @@ class Planner(Generic[E]):
             return whole * MIXED_PART
         if now - self._interactive_seen >= INTERACTIVE_MEMORY_S:
             return whole
-        return max(whole * SHARED_BULK_PART, min(whole, draft.facts.cost.fixed / SHARED_CALL_PART))
+        facts = draft.facts
+        seconds = max(whole * SHARED_BULK_PART, min(whole, facts.cost.fixed / SHARED_CALL_PART))
+        # Where slots queue for the same cores, an item that comes waits for the batches of all of them.
+        return seconds * (facts.parallel or facts.slots) / facts.slots
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Classes by virtual time; one that nobody served for `max_age_ms` goes first.

@@ -155,6 +155,20 @@ def test_engines_compute_each_row_from_what_they_received(virtual: Run[None]) ->
     virtual(main)
 
 
+@pytest.mark.parametrize(("parallel", "seconds"), [(0, 0.01), (2, 0.01), (1, 0.02)])
+def test_slots_beyond_the_parallel_ones_wait_their_turn(virtual: Run[None], parallel: int, seconds: float) -> None:
+    """Two batches in two slots: side by side where they may be, else one after the other."""
+
+    async def main() -> None:
+        engine = FakeEngine(FakeScript(delay_ms=10, slots=2, parallel=parallel))
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await asyncio.gather(*(engine.infer(batch(text), [], {}, soon()) for text in "ab"))
+        assert loop.time() - begun == pytest.approx(seconds)
+
+    virtual(main)
+
+
 @pytest.mark.parametrize(
     ("word", "error"), [("poison-item", EngineFailed), ("reject-item", InputRejected), ("fine", None)]
 )

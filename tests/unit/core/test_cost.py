@@ -86,3 +86,13 @@ def test_batches_of_one_size_move_the_scale_not_the_shape(factor: float) -> None
     cost.observe(512, prior.seconds(512) * factor * 2)
     assert cost.model.fixed / cost.model.per_token == pytest.approx(before)
     assert cost.model.seconds(512) > prior.seconds(512) * factor
+
+
+def test_a_cost_that_bends_upwards_keeps_its_mean() -> None:
+    """Long batches dearer than in proportion: no negative offset, and the line still meets the middle."""
+    cost = OnlineCost(CostModel())
+    for _ in range(300):
+        cost.observe(64, 0.001)
+        cost.observe(1024, 0.1)
+    assert cost.model.fixed == pytest.approx(0, abs=1e-9)
+    assert cost.model.seconds(544) == pytest.approx(0.0505, rel=0.05)

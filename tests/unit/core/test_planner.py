@@ -252,6 +252,23 @@ def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
     assert sizes == [19, 9]
 
 
+def test_slots_that_share_a_core_share_the_time_of_bulk_batches() -> None:
+    """Two slots of one core: each holds half as much, so that both together take what one slot's batch may."""
+    sizes = []
+    for slots, parallel in ((2, 0), (2, 2), (2, 1)):
+        queue = planner(max_batch_ms=16.0)
+        queue.add(Work(), 0.0)
+        taken(queue)
+        cost = CostModel(0.0, 0.0001)
+        facts = EngineFacts(
+            name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=cost, slots=slots, parallel=parallel
+        )
+        for number in range(64):
+            queue.add(Work(traffic="bulk", request=number), 0.5)
+        sizes.append(len(taken(queue, 0.5, facts=facts).entries))
+    assert sizes == [10, 10, 5]
+
+
 def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
     """On a shared lane the call's own cost is at most an eighth of a bulk batch, but max_batch_ms is never passed."""
     sizes = []
