@@ -14,11 +14,12 @@ RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
 
-.PHONY: help setup serve web test test-parity lint fix bench clean
+.PHONY: help setup serve web test coverage test-parity lint fix bench clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make test         run the tests; make test-parity: those against PyTorch"
+	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
 	@echo "make setup, web   only install for development; only build the pages"
@@ -37,6 +38,10 @@ web: $(VENV)/.installed
 
 test: setup
 	$(BIN)/python -m pytest -rs $(ARGS)
+
+coverage: setup
+	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
+	$(BIN)/python -m coverage report --include 'src/shoal/core/*' --fail-under 100 --show-missing
 
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
