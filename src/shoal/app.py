@@ -63,10 +63,14 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
         composer = _Composer(loaded, observer, threads, progress)
-        plans = [(model, one) for one in served or (DEFAULT_MODEL,) for model in [_register(registry, loaded, one)]]
-        tasks = [asyncio.create_task(_load(model, composer, one), name=f"load {model.name}") for model, one in plans]
+        plans = [parse_served(text) for text in served or (DEFAULT_MODEL,)]
+        models = [_register(registry, loaded, plan) for plan in plans]
+        tasks = [
+            asyncio.create_task(_load(model, composer, plan), name=f"load {model.name}")
+            for model, plan in zip(models, plans, strict=True)
+        ]
         stack.push_async_callback(_close, registry, tasks)
-        observer.attach(lambda: _states(registry), lambda: _queues(registry))
+        observer.attach(lambda: _states(registry), composer.queues)
         await stack.enter_async_context(LoopLag(observer.lagged))
         options = Options.of(loaded.settings, observer.render)
         surfaces = [make(options) for make in SURFACES]
@@ -74,8 +78,7 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         yield App(gateway, front, tasks)
 
 
-def _register(registry: Registry, loaded: Loaded, text: str) -> Model:
-    served = parse_served(text)
+def _register(registry: Registry, loaded: Loaded, served: Served) -> Model:
     for address in served.addresses:
         if address.scheme not in SERVED_SCHEMES:
             known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
@@ -92,11 +95,11 @@ def _register(registry: Registry, loaded: Loaded, text: str) -> Model:
     return model
 
 
-async def _load(model: Model, composer: _Composer, text: str) -> None:
+async def _load(model: Model, composer: _Composer, served: Served) -> None:
     """Bring one model up; whatever goes wrong becomes the model's state, never an exception of the server."""
     try:
         async with asyncio.timeout(composer.loaded.for_model(model.name).load_timeout_s):
-            model.loaded(await composer.open(model.name, parse_served(text)))
+            model.loaded(await composer.open(model.name, served))
         logger.info("%s is ready", model.name)
     except TimeoutError:
         model.failed(SetupError("loading took longer than load_timeout_s: give it more time, or `shoal pull` it first"))
@@ -121,11 +124,6 @@ def _states(registry: Registry) -> list[tuple[str, str]]:
     return [(model.name, model.state) for model in registry]
 
 
-def _queues(registry: Registry) -> list[tuple[str, int, int]]:
-    lanes = [(model.name, model.runner.lane) for model in registry if isinstance(model.runner, BatchedRunner)]
-    return [(name, *lane.queued) for name, lane in lanes]
-
-
 class _Composer:
     """Turns addresses into runners."""
 
@@ -136,6 +134,11 @@ class _Composer:
         self._progress = progress
         self._observer = observer
         self._threads = threads
+        self._lanes: list[Lane] = []
+
+    def queues(self) -> list[tuple[str, int, int]]:
+        """(model, items, tokens) that wait now, for the metrics."""
+        return [(lane.options.model, *lane.queued) for lane in self._lanes]
 
     async def open(self, name: str, served: Served) -> Runner:
         """A runner for a name and its replicas. Raises SetupError."""
@@ -179,4 +182,6 @@ class _Composer:
             settings.max_age_ms,
         )
         options = LaneOptions(model=name, limits=limits, max_items=settings.max_queue_items, space=facts.space)
-        return Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
+        lane = Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
+        self._lanes.append(lane)
+        return lane

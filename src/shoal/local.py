@@ -92,17 +92,20 @@ async def open_local(
     pipeline = await asyncio.to_thread(
         TextPipeline, stored[0].path, stored[0].manifest.text, truncate=settings.truncate
     )
+    samples = await asyncio.to_thread(precision_samples, pipeline)
     engines: list[Engine] = []
     async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
-            engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, pipeline))
+            engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, samples))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
     facts = _facts(stored[0], engine, engines[0].facts)
     return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text), engines, facts)
 
 
-async def _open_engine(engine: str, stored: Stored, name: str, settings: Settings, pipeline: TextPipeline) -> Engine:
+async def _open_engine(
+    engine: str, stored: Stored, name: str, settings: Settings, samples: Sequence[Tensors]
+) -> Engine:
     store = Store(settings.home)
     kept = store.notes(stored).get("precision")
     options = EngineOptions(
@@ -113,7 +116,7 @@ async def _open_engine(engine: str, stored: Stored, name: str, settings: Setting
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_ms=settings.max_batch_ms,
         max_length=stored.manifest.text.max_tokens,
-        samples=precision_samples(pipeline),
+        samples=samples,
         checked=msgspec.convert(kept, Checked) if kept else None,
     )
     opened = await opener(engine)(stored.graph, name=name, options=options)

@@ -140,6 +140,7 @@ def test_clients_that_leave_are_counted_and_cost_nothing(shoal_server: ShoalServ
         assert time.monotonic() < end, text
         time.sleep(0.05)
     assert series(text, "shoal_requests_in_flight") == 0
+    assert "shoal_queue_items{" in text
     assert series(text, "shoal_queue_items") == 0
     assert server.request("POST", "/v1/embeddings", {"model": "fake", "input": "stays"})[0] == 200
 

@@ -48,7 +48,6 @@ class _Run:
     id: int
     items: list[Item]
     replica: Replica
-    length: int
     flush: str
     trial: Trial
     started: float
@@ -264,7 +263,7 @@ class Lane:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
     def _launch(self, replica: Replica, batch: Batch[Item], trial: Trial) -> None:
-        run = _Run(next(_batch_ids), batch.entries, replica, batch.length, batch.flush, trial, self._clock())
+        run = _Run(next(_batch_ids), batch.entries, replica, batch.flush, trial, self._clock())
         for item in run.items:
             if not item.running:
                 item.running = True

@@ -101,11 +101,11 @@ class Pending:
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
-        if self.left == 1 and self._array is None:
-            self._array = row.reshape(1, -1) if len(self.tokens) == 1 else None
-        if self._array is None:
-            self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
-        if len(self.tokens) > 1:
+        if len(self.tokens) == 1:
+            self._array = row.reshape(1, -1)  # no copy: most requests hold one input
+        else:
+            if self._array is None:
+                self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
             self._array[index] = row
         self.left -= 1
         self._note(ran, item.arrived)

@@ -9,14 +9,13 @@ robin's shares in O(log flows) an item, and lets a batch charge ahead of a flow'
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
-from shoal.core.protocols import EngineFacts
+from shoal.core.protocols import EngineFacts, round_up
 from shoal.types import TrafficClass
 
 WEIGHTS: dict[TrafficClass, int] = {"interactive": 8, "bulk": 1}
@@ -89,12 +88,6 @@ class Wait:
     """Nothing to run yet; look again at `until` (None: when something arrives)."""
 
     until: float | None
-
-
-def round_up(value: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket >= value, or value itself above the last."""
-    index = bisect_left(buckets, value)
-    return buckets[index] if index < len(buckets) else value
 
 
 class _Flow(Generic[E]):

@@ -6,6 +6,7 @@ Everything here runs on one asyncio event loop unless it says otherwise. `deadli
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -55,6 +56,12 @@ class EngineFacts:
     precision: str = "f32"
     cost: CostModel = field(default_factory=CostModel)
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def round_up(value: int, buckets: Sequence[int]) -> int:
+    """The size that `value` is padded up to: the smallest bucket that holds it, or `value` itself above the last."""
+    index = bisect_left(buckets, value)
+    return buckets[index] if index < len(buckets) else value
 
 
 class Engine(Protocol):
@@ -294,4 +301,5 @@ __all__ = [
     "Tensors",
     "TextCodec",
     "Token",
+    "round_up",
 ]

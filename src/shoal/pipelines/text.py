@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors
+from shoal.core.protocols import EngineFacts, Prepared, Tensors, round_up
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong, Unsupported
 from shoal.pipelines import prompts
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
@@ -116,11 +115,11 @@ class TextPipeline:
         """int64 [rows, length], right-padded; rows past the batch hold one attended token, so that none divides by
         zero. A bucket is never a reason to go past the positions that the model has."""
         count = len(batch)
-        rows = _round_up(count, facts.size_buckets)
+        rows = round_up(count, facts.size_buckets)
         lengths = np.ones((rows, 1), dtype=np.int64)
         lengths[:count, 0] = [item.cost for item in batch]
         longest = int(lengths.max())
-        width = max(longest, min(_round_up(longest, facts.length_buckets), self.spec.max_tokens))
+        width = max(longest, min(round_up(longest, facts.length_buckets), self.spec.max_tokens))
         ids = np.full((rows, width), self.spec.pad_id, dtype=np.int64)
         for row, item in zip(ids, batch, strict=False):
             row[: item.cost] = item.tensors["input_ids"]
@@ -239,9 +238,3 @@ class TextPipeline:
             "shorten it or send truncate=true",
             param="input",
         )
-
-
-def _round_up(value: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `value`, or `value` itself above the last."""
-    at = bisect_left(buckets, value)
-    return buckets[at] if at < len(buckets) else value

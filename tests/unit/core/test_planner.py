@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.planner import WEIGHTS, Batch, Entry, Limits, Planner, Wait, round_up
-from shoal.core.protocols import CostModel, EngineFacts
+from shoal.core.planner import WEIGHTS, Batch, Entry, Limits, Planner, Wait
+from shoal.core.protocols import CostModel, EngineFacts, round_up
 from shoal.types import TrafficClass
 
 BUCKETS = (8, 16, 32, 64)
