@@ -7,34 +7,37 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shoal.config import Loaded
-from shoal.core.batched import BatchedRunner
-from shoal.core.batcher import Lane, LaneOptions
 from shoal.core.gateway import Gateway
-from shoal.core.planner import Limits
-from shoal.core.protocols import Engine, ModelFacts, Pipeline, Runner
-from shoal.core.registry import Model, Registry
-from shoal.core.routing import ByTask
+from shoal.core.lifecycle import Job, Lifecycle
+from shoal.core.registry import Registry
+from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
-from shoal.errors import AddressError, ConfigError, InternalError, SetupError, ShoalError
-from shoal.models.address import LOCAL_SCHEMES, Address, Served, parse_served
+from shoal.errors import ShoalError
+from shoal.loader import ModelLoader
+from shoal.models.address import TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
-from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
+from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.settings import Settings
 from shoal.surfaces import SURFACES, Front, Options, build_app
 from shoal.surfaces.openapi import OpenApi
 from shoal.web import Pages
 
-logger = logging.getLogger("shoal")
+if TYPE_CHECKING:
+    from shoal.triton.connections import Tritons
+    from shoal.triton.host import TritonHost
 
-SERVED_SCHEMES = (*LOCAL_SCHEMES, "fake")
-"""Kinds of addresses that have a backend in this version; the grammar knows more."""
+logger = logging.getLogger("shoal")
 
 PREPARE_THREADS = 2
 """Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
 processors that the engine needs."""
+
+DISCOVER_S = 10.0
+"""Between looks at what a Triton server offers, for addresses that name no model."""
 
 
 @dataclass(slots=True)
@@ -43,145 +46,101 @@ class App:
 
     gateway: Gateway
     asgi: Front
-    loading: Sequence[asyncio.Task[None]]
+    loading: Sequence[Job]
 
     async def wait_loaded(self) -> None:
         """Return when every model is ready or has failed; never raises for a model's sake."""
-        await asyncio.gather(*self.loading)
+        await asyncio.gather(*(job.over.wait() for job in self.loading))
 
 
 @asynccontextmanager
 async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
-    """Start serving these addresses (none: the default model); on leaving, everything is closed.
+    """Start serving these addresses (none: the default model, unless `default_model` is off); on leaving, everything is
+    closed, and what runs on other servers is left there.
 
     `progress` sees downloads and conversions, from threads.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
+    settings = loaded.settings
     registry, observer = Registry(), PrometheusObserver()
-    gateway = Gateway(registry, observer)
+    counts = Counts(observer)
+    gateway = Gateway(registry, counts)
     async with AsyncExitStack() as stack:
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
-        composer = _Composer(loaded, observer, threads, progress)
-        plans = [parse_served(text) for text in served or (DEFAULT_MODEL,)]
-        models = [_register(registry, loaded, plan) for plan in plans]
-        tasks = [
-            asyncio.create_task(_load(model, composer, plan), name=f"load {model.name}")
-            for model, plan in zip(models, plans, strict=True)
-        ]
-        stack.push_async_callback(_close, registry, tasks)
-        observer.attach(lambda: _states(registry), composer.queues)
+        plans = [parse_served(text) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())]
+        tritons, host = await _tritons(stack, settings, plans, progress)
+        loader = ModelLoader(loaded, counts, threads, tritons=tritons, host=host, progress=progress)
+        lifecycle = gateway.lifecycle = Lifecycle(
+            registry,
+            loader,
+            max_loaded_models=settings.max_loaded_models,
+            max_loaded_bytes=settings.max_loaded_bytes,
+            keep_alive_s=settings.keep_alive_s,
+        )
+        stack.push_async_callback(lifecycle.aclose)
+        jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not _offers_all(plan.addresses)]
+        for plan in plans:
+            if _offers_all(plan.addresses):
+                task = asyncio.create_task(_discover(gateway, loader, plan.addresses[0]), name=f"discover {plan}")
+                stack.push_async_callback(_cancelled, task)
+        observer.attach(lambda: _states(registry), loader.queues)
         await stack.enter_async_context(LoopLag(observer.lagged))
-        options = Options.of(loaded.settings, observer.render)
+        options = Options.of(settings, observer.render)
         surfaces = [make(options) for make in SURFACES]
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
-        yield App(gateway, front, tasks)
+        yield App(gateway, front, jobs)
 
 
-def _register(registry: Registry, loaded: Loaded, served: Served) -> Model:
-    for address in served.addresses:
-        if address.scheme not in SERVED_SCHEMES:
-            known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
-            raise ConfigError(
-                f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
-            )
-    name = served.name or served.addresses[0].id
-    table = loaded.models.get(name)
-    aliases = set(table.aliases if table else ())
-    if [str(address) for address in served.addresses] == [DEFAULT_MODEL] and name == served.addresses[0].id:
-        aliases.update(DEFAULT_ALIASES)
-    model = Model(name, tuple(sorted(aliases)), table.default_for if table else ())
-    registry.add(model)
-    return model
+async def _tritons(
+    stack: AsyncExitStack, settings: Settings, plans: Sequence[Served], progress: Progress | None
+) -> tuple[Tritons | None, TritonHost | None]:
+    """What talks to Triton, where anything does: gRPC takes a fifth of a second to import, and 20 MB."""
+    named = any(address.scheme in TRITON_SCHEMES for plan in plans for address in plan.addresses)
+    if not (named or settings.triton or settings.triton_url):
+        return None, None
+    from shoal.triton.connections import Tritons
+    from shoal.triton.host import TritonHost
+
+    tritons = Tritons(settings)
+    stack.push_async_callback(tritons.aclose)
+    return tritons, await stack.enter_async_context(TritonHost.opened(settings, tritons, progress))
 
 
-async def _load(model: Model, composer: _Composer, served: Served) -> None:
-    """Bring one model up; whatever goes wrong becomes the model's state, never an exception of the server."""
-    try:
-        async with asyncio.timeout(composer.loaded.for_model(model.name).load_timeout_s):
-            model.loaded(await composer.open(model.name, served))
-        logger.info("%s is ready", model.name)
-    except TimeoutError:
-        model.failed(SetupError("loading took longer than load_timeout_s: give it more time, or `shoal pull` it first"))
-    except ShoalError as error:
-        model.failed(error)
-    except Exception as error:  # a fault of one model's files or libraries must not take the others down
-        logger.exception("loading %s failed in an unforeseen way", model.name)
-        model.failed(InternalError(f"loading failed: {error!r}"))
+def _offers_all(addresses: Sequence[Address]) -> bool:
+    """An address of a server without a model: whatever it offers is served, under the names that it has there."""
+    return len(addresses) == 1 and addresses[0].scheme in TRITON_SCHEMES and not addresses[0].model
 
 
-async def _close(registry: Registry, tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    async with AsyncExitStack() as stack:  # one that fails to close must not keep the others open
-        for model in registry:
-            if model.runner is not None:
-                stack.push_async_callback(model.runner.aclose)
+async def _discover(gateway: Gateway, loader: ModelLoader, address: Address) -> None:
+    """Serve the models that a server has, as they come; those that went are unloaded by whoever took them away."""
+    assert gateway.lifecycle is not None
+    told: dict[str, str] = {}
+    while True:
+        try:
+            offered = await loader.offered(address)
+            gateway.waiting.pop(str(address), None)
+            known = {card.name for card in gateway.models()}
+            for name, found in offered.items():
+                if isinstance(found, str):
+                    reason = f"is not served: {found}"
+                elif name in known:
+                    continue
+                else:
+                    gateway.lifecycle.add(loader.plan(found), required=False)
+                    reason = "is served"
+                if told.get(name) != reason:
+                    told[name] = reason
+                    logger.info("%s of %s %s", name, address, reason)
+        except ShoalError as error:
+            gateway.waiting[str(address)] = error.message
+        await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else 1.0)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _states(registry: Registry) -> list[tuple[str, str]]:
     return [(model.name, model.state) for model in registry]
-
-
-class _Composer:
-    """Turns addresses into runners."""
-
-    def __init__(
-        self, loaded: Loaded, observer: PrometheusObserver, threads: Threads, progress: Progress | None
-    ) -> None:
-        self.loaded = loaded
-        self._progress = progress
-        self._observer = observer
-        self._threads = threads
-        self._lanes: list[Lane] = []
-
-    def queues(self) -> list[tuple[str, int, int]]:
-        """(model, items, tokens) that wait now, for the metrics."""
-        return [(lane.options.model, *lane.queued) for lane in self._lanes]
-
-    async def open(self, name: str, served: Served) -> Runner:
-        """A runner for a name and its replicas. Raises SetupError."""
-        schemes = {address.scheme for address in served.addresses}
-        if len(schemes) > 1:
-            raise AddressError(
-                f"{name}: the replicas of one model must be of one kind, not {', '.join(sorted(schemes))}"
-            )
-        scheme = schemes.pop()
-        settings = self.loaded.for_model(name)
-        if scheme == "fake":
-            return self._open_fake(name, settings, served.addresses)
-        return await self._open_local(name, settings, served.addresses)
-
-    def _open_fake(self, name: str, settings: Settings, addresses: Sequence[Address]) -> Runner:
-        from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, FakeTalker
-
-        scripts = [FakeScript.parse(dict(address.options)) for address in addresses]
-        engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
-        facts = ModelFacts(
-            source="fake", backend="fake", tasks=("embed",), dimension=scripts[0].dimension, max_input_tokens=512
-        )
-        lane = self._lane(name, settings, FakePipeline(scripts[0]), engines, facts)
-        return ByTask([BatchedRunner(lane, facts), FakeTalker(scripts[0])])
-
-    async def _open_local(self, name: str, settings: Settings, addresses: Sequence[Address]) -> Runner:
-        from shoal.local import open_local
-
-        local = await open_local(name, addresses, settings, self._progress)
-        lane = self._lane(name, settings, local.pipeline, local.engines, local.facts)
-        return BatchedRunner(lane, local.facts, local.codec)
-
-    def _lane(
-        self, name: str, settings: Settings, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts
-    ) -> Lane:
-        limits = Limits(
-            settings.max_batch_size,
-            settings.max_batch_tokens,
-            settings.max_batch_ms,
-            settings.max_wait_time_ms,
-            settings.max_age_ms,
-        )
-        options = LaneOptions(model=name, limits=limits, max_items=settings.max_queue_items, space=facts.space)
-        lane = Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
-        self._lanes.append(lane)
-        return lane

@@ -1,5 +1,8 @@
 """The settings in effect: flag, else environment, else file, else default; nothing is read unless `load` is told to.
 
+Under a preset (`shoal.presets`) the other server's environment stands below Shoal's own and above the file, and its
+defaults stand above Shoal's.
+
 `python -m shoal.config` writes `docs/settings.md`.
 """
 
@@ -10,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,22 +21,41 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shoal.errors import ConfigError
+from shoal.presets import PRESETS, Found, Given, Preset
+from shoal.presets import preset as find_preset
+from shoal.presets import read as read_preset
 from shoal.settings import BY_NAME, ENV_PREFIX, MODEL_KEYS, SETTINGS, ModelTable, Setting, Settings, convert
 
 FILE_NAME = "shoal.toml"
 MODELS = "models"
 """What to serve is given as arguments, as SHOAL_MODELS or as the file's tables, by the same precedence as a setting."""
 
-__all__ = ["FILE_NAME", "MODELS", "PRECEDENCE", "Layer", "Loaded", "ModelTable", "Settings", "Source", "check_bind"]
+AS = "as"
+"""Key of the preset: `--as`, SHOAL_AS, `as` in the file."""
+
+__all__ = [
+    "AS",
+    "FILE_NAME",
+    "MODELS",
+    "PRECEDENCE",
+    "Layer",
+    "Loaded",
+    "ModelTable",
+    "Settings",
+    "Source",
+    "check_bind",
+]
 __all__ += ["find_file", "is_loopback", "load", "reference"]
 
-Layer: TypeAlias = Literal["flag", "env", "file", "default"]
-PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "file", "default")
+Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
+PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
+"""`foreign`: a name of the other server's environment, read under its preset alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value came from: its layer, and the words for it ("--port", "SHOAL_PORT", "shoal.toml")."""
+    """Where a value came from: its layer, and the words for it ("--port", "SHOAL_PORT", "shoal.toml", "SERVER_PORT",
+    "preset inference-server")."""
 
     layer: Layer
     label: str
@@ -46,8 +68,10 @@ DEFAULT = Source("default", "default")
 class Loaded:
     """The settings in effect and where each came from.
 
-    `served`: the addresses to serve, each as on the command line; empty means the default model. `models`: the file's
-    tables by name, also those of models that are not served. `warnings`: what the operator should know, in words.
+    `served`: the addresses to serve, each as on the command line; empty means the default model, or none where
+    `settings.default_model` is off. `models`: the tables of the file and of the preset by name, also those of models
+    that are not served; `table_sources`: where each of their keys came from. `preset`: the one in effect, or "".
+    `warnings`: what the operator should know, in words.
     """
 
     settings: Settings
@@ -56,21 +80,23 @@ class Loaded:
     models: Mapping[str, ModelTable] = field(default_factory=dict)
     file: Path | None = None
     warnings: tuple[str, ...] = ()
+    preset: str = ""
+    table_sources: Mapping[str, Mapping[str, Source]] = field(default_factory=dict)
 
     def for_model(self, name: str) -> Settings:
         """The settings for one model: its table stands above the rest of the file, below environment and flags."""
         table = self.models.get(name)
         if table is None:
             return self.settings
-        changes = {
-            key: value for key, value in table.overrides.items() if self.sources[key].layer in ("file", "default")
-        }
+        below = ("file", "preset", "default")
+        changes = {key: value for key, value in table.overrides.items() if self.sources[key].layer in below}
         return msgspec.structs.replace(self.settings, **changes)
 
     def shown(self) -> dict[str, Any]:
         """Everything, ready for JSON, secrets masked."""
         return {
             "file": str(self.file) if self.file else None,
+            "preset": self.preset or None,
             "settings": {
                 setting.name: {
                     "value": setting.mask(getattr(self.settings, setting.name)),
@@ -79,29 +105,45 @@ class Loaded:
                 for setting in SETTINGS
             },
             MODELS: {"value": self.served, "source": self.sources[MODELS].label},
-            "tables": {name: msgspec.to_builtins(table) for name, table in self.models.items()},
+            "tables": {
+                name: {
+                    key: {"value": _in_table(table, key), "source": source.label}
+                    for key, source in self.table_sources.get(name, {}).items()
+                }
+                for name, table in self.models.items()
+            },
         }
 
 
-_Given: TypeAlias = Mapping[str, tuple[Any, Source]]
-"""The values that one layer gives, checked, by setting."""
+_Layered: TypeAlias = Mapping[str, tuple[Any, Source]]
+"""The values that one layer gives, checked, by setting or by key of a table."""
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Loaded:
-    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models` included.
+    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models` and `as`
+    included.
 
     Every layer is checked whole, so that a wrong value does not hide behind a better one. Raises ConfigError, with the
     flag, variable or key at fault as its `param`.
     """
     warnings: list[str] = []
     document = _read_toml(file) if file else {}
-    tables = _model_tables(document.pop(MODELS, {}), file)
-    layers = (_from_flags(flags), _from_env(environ, warnings), _from_file(document, file))
+    chosen = _preset(flags.get(AS), environ, document.pop(AS, None), file)
+    found = read_preset(chosen, environ) if chosen else Found()
+    warnings += found.warnings
+    tables = _tables(document.pop(MODELS, {}), file, found, chosen)
+    layers = (
+        _from_flags(flags),
+        _from_env(environ, warnings),
+        {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()},
+        _from_file(document, file),
+        {name: (value, _preset_source(chosen)) for name, value in (chosen.defaults if chosen else {}).items()},
+    )
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     for setting in SETTINGS:
         value, source = _first(layers, setting.name, setting.default)
-        values[setting.name] = _absolute(value, source, file) if setting.path and value is not None else value
+        values[setting.name] = _absolute(value, source, file) if setting.path and value else value
         sources[setting.name] = source
     for keys, key_file in (("api_key", "api_key_file"), ("admin_key", "admin_key_file")):
         if values[key_file] is not None:
@@ -109,8 +151,20 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
             sources[keys] = _joined(sources[keys], sources[key_file], values[key_file])
     if file and any(name in document for name, setting in BY_NAME.items() if setting.secret):
         _warn_if_readable(file, warnings)
-    served, sources[MODELS] = _served(flags, environ, tables, file)
-    return Loaded(Settings(**values), sources, served, tables, file, tuple(warnings))
+    models = {name: _table(table) for name, table in tables.items()}
+    if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
+        raise ConfigError("triton_cert_file and triton_key_file go together: give both", param="triton_cert_file")
+    served, sources[MODELS] = _served(flags, environ, models, file=file, preset=(found.served, _preset_source(chosen)))
+    return Loaded(
+        Settings(**values),
+        sources,
+        served,
+        models,
+        file,
+        tuple(warnings),
+        chosen.name if chosen else "",
+        {name: {key: source for key, (_, source) in table.items()} for name, table in tables.items()},
+    )
 
 
 def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
@@ -143,14 +197,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _first(layers: Iterable[_Given], name: str, default: Any) -> tuple[Any, Source]:
+def _first(layers: Iterable[_Layered], name: str, default: Any) -> tuple[Any, Source]:
     return next((layer[name] for layer in layers if name in layer), (default, DEFAULT))
 
 
-def _from_flags(flags: Mapping[str, Any]) -> _Given:
+def _from_flags(flags: Mapping[str, Any]) -> _Layered:
     given: dict[str, tuple[Any, Source]] = {}
     for name, value in flags.items():
-        if name == MODELS or value is None or value in ((), []):
+        if name in (MODELS, AS) or value is None or value in ((), []):
             continue
         flag = BY_NAME[name].flag
         label = f"--no-{flag[2:]}" if value is False else flag
@@ -158,7 +212,7 @@ def _from_flags(flags: Mapping[str, Any]) -> _Given:
     return given
 
 
-def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Given:
+def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Layered:
     given: dict[str, tuple[Any, Source]] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text or _SERVICE_LINK.match(text):
@@ -166,7 +220,7 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Given:
         name = variable.removeprefix(ENV_PREFIX).lower()
         setting = BY_NAME.get(name)
         if setting is None or setting.env != variable:
-            if name not in (MODELS, "config"):
+            if name not in (MODELS, AS, "config"):
                 # Not refused: others may own a variable that begins so, and a pod cannot unset what it inherits.
                 near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
                 warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
@@ -180,7 +234,7 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Given:
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 
 
-def _from_file(document: Mapping[str, Any], file: Path | None) -> _Given:
+def _from_file(document: Mapping[str, Any], file: Path | None) -> _Layered:
     source = Source("file", str(file))
     return {name: (_from_key(BY_NAME, name, value, f"{file}"), source) for name, value in document.items()}
 
@@ -198,28 +252,74 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
     return convert(known[key], value, f"{where}: {key}")
 
 
-def _model_tables(tables: Any, file: Path | None) -> dict[str, ModelTable]:
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+def _preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
+    """The preset that the first layer names. Raises ConfigError for an unknown one in any of them."""
+    variable = ENV_PREFIX + AS.upper()
+    named = ((flag, "--as"), (environ.get(variable, "").strip(), variable), (key, f"{file}: {AS}"))
+    found = [find_preset(str(name), where) for name, where in named if name]
+    return found[0] if found else None
+
+
+def _preset_source(chosen: Preset | None) -> Source:
+    return Source("preset", f"preset {chosen.name}") if chosen else DEFAULT
+
+
+def _from_preset(known: Mapping[str, Setting], key: str, given: Given, chosen: Preset | None) -> tuple[Any, Source]:
+    """A value of the other server's environment, or the preset's own default, checked."""
+    label = ", ".join(given.variables)
+    source = Source("foreign", label) if label else _preset_source(chosen)
+    return convert(known[key], given.value, label or source.label), source
+
+
+def _tables(
+    document: Any, file: Path | None, found: Found, chosen: Preset | None
+) -> Mapping[str, Mapping[str, tuple[Any, Source]]]:
+    """The keys of each model's table, from the file and the preset, by the precedence of every setting."""
+    if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
         raise ConfigError(f'{file}: models must be tables: [models."name"]', param=MODELS)
-    found = {}
-    for name, table in tables.items():
+    source = Source("file", str(file))
+    tables: dict[str, dict[str, tuple[Any, Source]]] = {}
+    for name, table in document.items():
         where = f'{file}: [models."{name}"]'
-        values = {key: _from_key(MODEL_KEYS, key, value, where) for key, value in table.items()}
-        overrides = {key: values.pop(key) for key in tuple(values) if key in BY_NAME}
-        found[name] = ModelTable(**values, overrides=overrides)
-    return found
+        tables[name] = {key: (_from_key(MODEL_KEYS, key, value, where), source) for key, value in table.items()}
+    for name, keys in found.tables.items():
+        table = tables.setdefault(name, {})
+        for key, given in keys.items():
+            if given.variables or key not in table:
+                table[key] = _from_preset(MODEL_KEYS, key, given, chosen)
+    return tables
+
+
+def _table(layered: _Layered) -> ModelTable:
+    values = {key: value for key, (value, _) in layered.items()}
+    overrides = {key: values.pop(key) for key in tuple(values) if key in BY_NAME}
+    return ModelTable(**values, overrides=overrides)
+
+
+def _in_table(table: ModelTable, key: str) -> Any:
+    return table.overrides[key] if key in table.overrides else getattr(table, key)
 
 
 def _served(
-    flags: Mapping[str, Any], environ: Mapping[str, str], tables: Mapping[str, ModelTable], file: Path | None
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tables: Mapping[str, ModelTable],
+    *,
+    file: Path | None,
+    preset: tuple[Given | None, Source],
 ) -> tuple[tuple[str, ...], Source]:
     if flags.get(MODELS):
         return tuple(flags[MODELS]), Source("flag", "arguments")
     variable = ENV_PREFIX + MODELS.upper()
     if environ.get(variable, "").strip():
         return tuple(environ[variable].split()), Source("env", variable)
+    found, default = preset
+    if found and found.variables:
+        return found.value, Source("foreign", ", ".join(found.variables))
     backed = tuple(f"{name}={','.join(table.backends)}" for name, table in tables.items() if table.backends)
-    return backed, Source("file", str(file)) if backed else DEFAULT
+    if backed:
+        return backed, Source("file", str(file))
+    return (found.value, default) if found else ((), DEFAULT)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -272,12 +372,14 @@ def reference() -> str:
     parts = [_INTRODUCTION]
     for section in sections:
         rows = [setting for setting in SETTINGS if setting.section == section]
-        parts.append(f"## {section}\n\n" + _table(rows))
+        parts.append(f"## {section}\n\n" + _setting_rows(rows))
     parts.append(_MODELS_SECTION.format(rows=_model_rows()))
+    parts.append(_PRESETS_SECTION)
+    parts += [_preset_page(one) for one in PRESETS.values()]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(rows: Sequence[Setting]) -> str:
+def _setting_rows(rows: Sequence[Setting]) -> str:
     lines = ["| setting | flag, environment | default | |", "|---|---|---|---|"]
     for row in rows:
         must = "" if row.wording == "text" else f" Must be {row.wording}."
@@ -297,6 +399,15 @@ def _model_rows() -> str:
     return "\n".join(["| key | |", "|---|---|", *own, f"| {shared} | As above, for this model. |"])
 
 
+def _preset_page(one: Preset) -> str:
+    defaults = ", ".join(
+        f"`{name}` {_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
+    )
+    rows = [f"| `{variable}` | {means} |" for variable, means in one.variables.items()]
+    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}.", ""]
+    return "\n".join([*lines, "| environment | sets |", "|---|---|", *rows])
+
+
 _INTRODUCTION = """\
 # Settings
 
@@ -312,8 +423,8 @@ _MODELS_SECTION = """\
 ## Models
 
 What to serve is given as arguments (`shoal serve ADDRESS ...`), else as `SHOAL_MODELS` (separated by spaces), else by
-the tables of the file that have `backends`, else it is the default model. A table also applies to a model of its name
-that was given as an argument; flags and environment win over it.
+the tables of the file that have `backends`, else it is the default model (none with `--no-default-model`). A table also
+applies to a model of its name that was given as an argument; flags and environment win over it.
 
 ```toml
 [models."small"]
@@ -321,9 +432,27 @@ backends = ["hf:sentence-transformers/all-MiniLM-L6-v2"]
 aliases = ["text-embedding-3-small"]
 default_for = ["embed"]
 max_batch_size = 32
+
+[models."retriever"]
+backends = ["triton://triton.example:8001#retriever"]
+tokenizer = "hf:intfloat/e5-small-v2"
+pooling = "mean"
+prompts = {{query = "query: ", document = "passage: "}}
+input_names = {{input_ids = "ids", attention_mask = "mask"}}
 ```
 
 {rows}"""
+
+_PRESETS_SECTION = """\
+## Presets
+
+`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port
+and its environment names, so that what starts it today starts Shoal. A flag wins over Shoal's own variables, these over
+the other server's, these over the file, the file over the preset's defaults. The other server's names are read under
+its preset alone. `shoal config --as NAME` shows what they come to.
+
+The originals listen on every address, and ask for no key. Shoal does so when told: `--host 0.0.0.0 --insecure`, or with
+a key `--host 0.0.0.0 --api-key-file FILE`."""
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ ShoalError
 │   ├── Forbidden             a valid caller without the right
 │   ├── RouteNotFound         no such path
 │   ├── MethodNotAllowed      the path exists, the method does not
-│   └── ModelNotFound         no model of that name is served
+│   ├── ModelNotFound         no model of that name is served
+│   ├── JobNotFound           no job of that id is known, or it was too long ago
+│   └── Conflict              it cannot be done beside what is there: the name means another model, or somebody undid it
 ├── CapacityError             not the caller's fault: the same request can succeed later
 │   ├── Overloaded            the queue, or this client's share of it, is full
 │   ├── ModelNotReady         the model is loading, or going away
@@ -138,6 +140,14 @@ class MethodNotAllowed(RequestError):
 
 class ModelNotFound(RequestError):
     kind = "model_not_found"
+
+
+class JobNotFound(RequestError):
+    kind = "job_not_found"
+
+
+class Conflict(RequestError):
+    kind = "conflict"
 
 
 class CapacityError(ShoalError):

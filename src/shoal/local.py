@@ -73,19 +73,23 @@ def prepare_local(
         )
 
 
+async def prepared(address: Address, settings: Settings, progress: Progress | None = None) -> Stored:
+    """`prepare_local` in a thread. When it is cancelled, it returns once the thread has stopped."""
+    stop = Stop()
+    work = asyncio.create_task(asyncio.to_thread(prepare_local, address, settings, progress=progress, stop=stop))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+
+
 async def open_local(
     name: str, addresses: Sequence[Address], settings: Settings, progress: Progress | None = None
 ) -> Local:
     """Open every replica of a model; they must be the same model. Raises SetupError."""
-    stop = Stop()
-    try:
-        stored = [
-            await asyncio.to_thread(prepare_local, address, settings, progress=progress, stop=stop)
-            for address in addresses
-        ]
-    except asyncio.CancelledError:
-        stop.set()
-        raise
+    stored = [await prepared(address, settings, progress) for address in addresses]
     if len({space_of(one) for one in stored}) > 1:
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
     engine = choose(settings.engine)

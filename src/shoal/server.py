@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import uvicorn
 
 from shoal.errors import SetupError
+from shoal.http_protocol import Connection
 
 Scope: TypeAlias = Any
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
@@ -129,7 +130,7 @@ class HttpServer:
             uvicorn.Config(
                 self,
                 interface="asgi3",
-                http="httptools",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

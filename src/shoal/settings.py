@@ -34,6 +34,16 @@ Origin: TypeAlias = Annotated[
     ),
 ]
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Metadatum: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-z_.-]+: ?[\x20-\x7e]+\Z",
+        title="as `name: value`, the name in lower case, the value in ASCII",
+    ),
+]
+InputName: TypeAlias = Literal["input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text"]
+OutputName: TypeAlias = Literal["sentence_embedding", "pooled", "token_embeddings", "embedding", "token_count"]
 
 _SERVER = {"section": "Server"}
 _SERVER_PATH = {**_SERVER, "path": True}
@@ -42,6 +52,10 @@ _LIMITS = {"section": "Limits"}
 _BATCHING = {"section": "Batching", "per_model": True}
 _TIMES = {"section": "Deadlines"}
 _ENGINE = {"section": "Engine", "per_model": True}
+_LIFE = {"section": "Life of models"}
+_TRITON = {"section": "Triton"}
+_CONNECTION = {**_TRITON, "path": True}
+_ENTRY = {**_TRITON, "per_model": True}
 _FILES = {"section": "Model files"}
 _LOGS = {"section": "Logs"}
 
@@ -88,6 +102,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_SERVER,
         ),
     ] = ""
+    metrics_default: Annotated[
+        Literal["prometheus", "json"],
+        Meta(
+            description="What /metrics answers to a client that names no type: Prometheus text, or Triton's statistics"
+            " of each model as JSON.",
+            extra=_SERVER,
+        ),
+    ] = "prometheus"
 
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024, extra=_LIMITS)] = 33554432
     max_inputs: Annotated[int, Meta(description="Most inputs in one request.", ge=1, extra=_LIMITS)] = 2048
@@ -130,6 +152,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_s: Annotated[
         float, Meta(description="Time for a model to load, download included.", gt=0, extra=_TIMES)
     ] = 600.0
+    connect_timeout_s: Annotated[float, Meta(description="Time to reach another server.", gt=0, extra=_TIMES)] = 5.0
     body_timeout_s: Annotated[
         float, Meta(description="Time for a client to send its request's body.", gt=0, extra=_TIMES)
     ] = 30.0
@@ -145,6 +168,100 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_TIMES,
         ),
     ] = 0.0
+
+    default_model: Annotated[
+        bool, Meta(description="Serve the default model when none is named; off starts with no model.", extra=_LIFE)
+    ] = True
+    backend: Annotated[
+        Literal["auto", "local", "triton"],
+        Meta(
+            description="Where a model runs that comes from files (hf:, pypi:, file:): in this process, or in Triton;"
+            " auto takes Triton where `triton` or `triton_url` is set.",
+            extra={**_LIFE, "per_model": True},
+        ),
+    ] = "auto"
+    max_loaded_models: Annotated[
+        int,
+        Meta(
+            description="Most models loaded at once; past it the one unused for longest sleeps until it is asked for."
+            " 0 is any number.",
+            ge=0,
+            extra=_LIFE,
+        ),
+    ] = 0
+    max_loaded_bytes: Annotated[
+        int, Meta(description="Most bytes of loaded models, kept in the same way; 0 is any.", ge=0, extra=_LIFE)
+    ] = 0
+    keep_alive_s: Annotated[
+        float, Meta(description="Time without a request after which a model sleeps; 0 is never.", ge=0, extra=_LIFE)
+    ] = 0.0
+
+    triton: Annotated[bool, Meta(description="Start a Triton beside this server and use it.", extra=_TRITON)] = False
+    triton_url: Annotated[
+        str,
+        Meta(
+            description="gRPC address of the Triton that loads models for `backend`.",
+            pattern=r"^((tritons?://)?[^\s/#@?%=]+)?\Z",
+            title="host or host:port, after tritons:// with TLS",
+            extra=_TRITON,
+        ),
+    ] = ""
+    triton_repository: Annotated[
+        str,
+        Meta(
+            description="Folder of that Triton's model repository, as seen from here; without one, files are sent"
+            " with the request to load.",
+            extra=_CONNECTION,
+        ),
+    ] = ""
+    triton_metadata: Annotated[
+        tuple[Metadatum, ...],
+        Meta(description="Metadata sent with every call to Triton; repeatable.", extra={**_TRITON, "secret": True}),
+    ] = ()
+    triton_ca_file: Annotated[
+        str | None,
+        Meta(description="Certificates (PEM) that Triton's must descend from; else the usual ones.", extra=_CONNECTION),
+    ] = None
+    triton_cert_file: Annotated[
+        str | None, Meta(description="Certificate (PEM) to show to Triton.", extra=_CONNECTION)
+    ] = None
+    triton_key_file: Annotated[
+        str | None, Meta(description="Private key (PEM) of that certificate.", extra=_CONNECTION)
+    ] = None
+    triton_platform: Annotated[
+        Literal["auto", "onnxruntime", "openvino", "tensorrt", "python"],
+        Meta(
+            description="Triton backend that models are written for; auto takes onnxruntime, or python where Triton"
+            " lacks it.",
+            extra=_ENTRY,
+        ),
+    ] = "auto"
+    triton_instances: Annotated[int, Meta(description="Instances of a model in Triton.", ge=1, extra=_ENTRY)] = 1
+    triton_kind: Annotated[
+        Literal["auto", "cpu", "gpu"],
+        Meta(description="Where Triton puts the instances; auto leaves it to Triton.", extra=_ENTRY),
+    ] = "auto"
+    triton_fp16: Annotated[bool, Meta(description="Let the accelerator compute in half precision.", extra=_ENTRY)] = (
+        False
+    )
+    triton_accelerator: Annotated[
+        Literal["none", "tensorrt", "openvino"],
+        Meta(description="Accelerator inside Triton's onnxruntime backend.", extra=_ENTRY),
+    ] = "none"
+    triton_text_in: Annotated[
+        bool,
+        Meta(
+            description="Also write a tokenizer and an ensemble, so that Triton's own clients can send text.",
+            extra=_ENTRY,
+        ),
+    ] = False
+    triton_dynamic_batching: Annotated[
+        bool, Meta(description="Let Triton join batches of its several clients.", extra=_ENTRY)
+    ] = True
+    triton_queue_size: Annotated[
+        int,
+        Meta(description="Most requests that wait in Triton's dynamic batcher; 0 is any number.", ge=0, extra=_ENTRY),
+    ] = 0
 
     engine: Annotated[
         Literal["auto", "openvino", "onnxruntime"], Meta(description="What runs local models.", extra=_ENGINE)
@@ -201,6 +318,34 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Literal["embed", "generate"], ...],
         Meta(description="Tasks for which it is the model when a request names none."),
     ] = ()
+    tokenizer: Annotated[
+        Name | None,
+        Meta(
+            description="Where a remote model's tokenizer is: an address (hf:org/name) or a folder.",
+        ),
+    ] = None
+    pooling: Annotated[
+        Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] | None,
+        Meta(description="How a remote model's token vectors become one."),
+    ] = None
+    max_tokens: Annotated[Count | None, Meta(description="Most tokens of a text, special ones included.")] = None
+    normalize: Annotated[
+        bool | None,
+        Meta(description="Give a remote model's vectors the length 1 where a request does not say otherwise."),
+    ] = None
+    dimension: Annotated[
+        Count | None, Meta(description="Length that the vectors must have; a model that differs is not served.")
+    ] = None
+    input_names: Annotated[
+        dict[InputName, Name], Meta(description="What a remote model calls its inputs, by their usual names.")
+    ] = {}
+    output_names: Annotated[
+        dict[OutputName, Name], Meta(description="What a remote model calls its outputs, by their usual names.")
+    ] = {}
+    prompts: Annotated[
+        dict[Name, str], Meta(description="Texts to put before an input, by name: query, document, ...")
+    ] = {}
+    default_prompt_name: Annotated[Name | None, Meta(description="The prompt of requests that name none.")] = None
     overrides: dict[str, Any] = {}
 
 
@@ -296,5 +441,8 @@ def _wording(kind: inspect.Type) -> str:
             return f"a number above {gt:g}" if gt is not None else f"a number of at least {ge:g}"
         case inspect.VarTupleType(item):
             return f"a list, each {_wording(item)}"
+        case inspect.DictType(key, value):
+            known = getattr(_bare(key), "values", None)
+            return f"a table of {_wording(value)}" + (f" by {', '.join(sorted(known))}" if known else "")
         case _:
             return "text"

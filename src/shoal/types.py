@@ -111,6 +111,60 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     raw: tuple[str, bytes] | None = None
 
 
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """How often something happened and how long it took in all, in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class InferenceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a model's requests went; the names are those of Triton's InferStatistics."""
+
+    success: Spent = Spent()
+    fail: Spent = Spent()
+    queue: Spent = Spent()
+    compute_input: Spent = Spent()
+    compute_infer: Spent = Spent()
+    compute_output: Spent = Spent()
+    cache_hit: Spent = Spent()
+    cache_miss: Spent = Spent()
+
+
+class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Executions of one batch size, in items; the names are those of Triton's InferBatchStatistics."""
+
+    batch_size: int
+    compute_input: Spent = Spent()
+    compute_infer: Spent = Spent()
+    compute_output: Spent = Spent()
+
+
+class MemoryUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a model holds in one memory: `type` "CPU" or "GPU", `id` of the device."""
+
+    type: str
+    id: int = 0
+    byte_size: int = 0
+
+
+class ModelStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model has done since it was loaded; the names are those of Triton's ModelStatistics.
+
+    `last_inference` is in milliseconds of the Unix epoch (0: never). `inference_count` counts items, `execution_count`
+    the batches that they ran in. Numbers of 64 bits are ints here; the JSON surface writes them as strings.
+    """
+
+    name: str
+    version: str = ""
+    last_inference: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    inference_stats: InferenceStats = InferenceStats()
+    batch_stats: list[BatchStats] = []
+    memory_usage: list[MemoryUsage] = []
+
+
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a text model's inputs are made and its outputs read, as the files of the model say; kept in its manifest.
 
@@ -143,7 +197,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Result: TypeAlias = Embedded
-Wire: TypeAlias = Embed | Generate | Embedded | Chunk | Context | TextSpec
+Wire: TypeAlias = Embed | Generate | Embedded | Chunk | Context | TextSpec | ModelStats
 W = TypeVar("W")
 
 

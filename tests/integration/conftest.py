@@ -10,6 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.integration.server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
+from tests.integration.triton_kit import own_triton, triton
+
+__all__ = ["own_triton", "triton"]  # fixtures are found by their names here
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first start of a Triton on a machine fetches it, which is no time of the test that happens to be first."""
+    for item in items:
+        if {"triton", "own_triton"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(60, func_only=True))
 
 
 @pytest.fixture

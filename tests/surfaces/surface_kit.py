@@ -183,8 +183,11 @@ class Exchange:
 
 
 def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
+    """`path` may end in a query."""
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http", "method": method, "path": path, "headers": raw, "client": ("127.0.0.1", 5000), **more}
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
+    return {**scope, "client": ("127.0.0.1", 5000), **more}
 
 
 def serve(runner: Told | None = None, *, observer: Observer | None = None, **options: Any) -> Server:

@@ -14,6 +14,7 @@ from shoal.errors import ShoalError
 from shoal.surfaces import Options, Reply, Request, build_app
 from shoal.surfaces._wire import OpenAIError
 from shoal.surfaces.openai import render_error
+from tests.surfaces.life_kit import living
 from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
 from tests.surfaces.surface_kit import Exchange as Exchanged
 
@@ -140,7 +141,7 @@ async def test_class_of_a_key(key: str, said: str | None, traffic: str | None) -
 
 
 class Managed:
-    """A surface with admin routes, which the others do not have yet."""
+    """A surface with admin routes of either kind."""
 
     name = "managed"
     error = OpenAIError
@@ -213,6 +214,71 @@ async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
     """Whatever another machine, a proxy or another site can send is refused."""
     answer = await manage(**changed)
     assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+
+
+ADMIN = {
+    *("POST /load_sentence_transformer_model", "POST /unload_model", "POST /delete_model", "GET /jobs"),
+    *("GET /jobs/{id:path}", "POST /v1/models/{id:path}/load", "POST /v1/models/{id:path}/unload"),
+    *("DELETE /v1/models/{id:path}", "POST /models/load", "POST /models/unload", "DELETE /models"),
+}
+BODIES = {
+    "POST /v1/models": b'{"model":"org/name"}',
+    "POST /models": b'{"model":"org/name"}',
+    "POST /models/load": b'{"model":"org/name"}',
+    "POST /models/unload": b'{"model":"org/name"}',
+}
+
+
+def test_what_changes_the_server_asks_for_an_admin() -> None:
+    """These and no others; the downloads ask once they know that they are ones."""
+    routes = [route.operation for route in serve(metrics=lambda: b"").app.routes.all]
+    assert {f"{each.method} {each.path}" for each in routes if each.access == "admin"} == ADMIN
+    assert all(each.access == "admin" for each in routes if each.method == "DELETE")
+
+
+@pytest.mark.parametrize("route", sorted(ADMIN | {"POST /v1/models", "POST /models"}))
+@pytest.mark.parametrize(
+    ("changed", "client", "status"),
+    [
+        ({}, "10.0.0.7", 403),
+        ({"host": "evil.example"}, "127.0.0.1", 403),
+        ({"x-forwarded-for": "1.2.3.4"}, "127.0.0.1", 403),
+        ({"origin": "https://evil.example"}, "127.0.0.1", 403),
+        ({"sec-fetch-site": "cross-site"}, "127.0.0.1", 403),
+        ({"content-type": "text/plain"}, "127.0.0.1", 403),
+        ({"content-type": ""}, "127.0.0.1", 403),
+        ({"authorization": "Bearer key"}, "127.0.0.1", 403),
+    ],
+)
+async def test_every_change_is_guarded(route: str, changed: dict[str, str], client: str, status: int) -> None:
+    """On each route, also where there is no body: the rules of a server without an admin key, and with one."""
+    method, path = route.replace("{id:path}", "org/name").split(" ")
+    options: dict[str, Any] = {"api_key": ("key",), "admin_key": ("root",)} if "authorization" in changed else {}
+    async with living(**options) as life:
+        headers = {"host": "localhost", "content-type": "application/json", **changed}
+        headers = {name: value for name, value in headers.items() if value}
+        exchange = Exchanged([BODIES.get(route, b"")])
+        scope = request_scope(method, path, headers, client=(client, 1))
+        await life.server.app(scope, exchange.receive, exchange.send)
+        expected = 200 if method == "GET" and "content-type" in changed else status
+        if changed.get("content-type") == "text/plain" and path in ("/v1/models", "/models") and method == "POST":
+            expected = 415  # refused before it is known what the body wants
+        answer = exchange.answer()
+        if expected == 200:
+            assert answer.status in (200, 404)
+        else:
+            assert answer.status == expected
+        assert life.loader.touched == []
+
+
+async def test_an_admin_key_manages_from_anywhere() -> None:
+    """Without JSON's content type too, where there is no body."""
+    headers = {"host": "ai.example", "authorization": "Bearer root"}
+    async with living(admin_key=("root",), host="0.0.0.0") as life:
+        answer = await life.server.call("DELETE", f"/v1/models/{MODEL}", headers=headers, client=("10.0.0.7", 1))
+        assert answer.status == 200
+        answer = await life.server.call("POST", "/v1/models", {"model": "org/name"}, headers=headers)
+        assert answer.status == 200
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
 from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Front, Options, build_app
 from shoal.surfaces.openapi import OpenApi, document, operations_of, template
+from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
 from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Told, request_scope
 
 LOCAL = {"host": "127.0.0.1:8080"}
@@ -91,3 +97,124 @@ def test_both_forms_of_one_status_are_declared() -> None:
     assert "415" not in paths["/v1/embedding"]["post"]["responses"]
     assert "413" in paths["/v1/models"]["post"]["responses"]
     assert "413" not in paths["/v1/models"]["get"]["responses"]
+
+
+async def served_document(app: Front) -> dict[str, Any]:
+    exchange = Exchange([b""])
+    await app(request_scope("GET", "/openapi.json", LOCAL), exchange.receive, exchange.send)
+    made: dict[str, Any] = exchange.answer().json()
+    return made
+
+
+def check(made: dict[str, Any], operation: dict[str, Any], answer: Answer) -> None:
+    """The status is declared, and the body is what is declared for it."""
+    content = operation["responses"][str(answer.status)]["content"]
+    media_type = answer.headers["content-type"].partition(";")[0]
+    assert media_type in content, (answer.status, media_type)
+    if media_type == "application/json":
+        schema = {**content[media_type]["schema"], "components": made["components"]}
+        Draft202012Validator(schema).validate(answer.json())
+
+
+def with_document(life: Living) -> Front:
+    surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES]
+    return build_app(life.server.gateway, [*surfaces, OpenApi(surfaces)], Options(metrics=lambda: b""))
+
+
+async def test_every_example_works() -> None:
+    """Who sends what the document shows gets what the document says."""
+    async with living() as life:
+        app = with_document(life)
+        made = await served_document(app)
+        walked = 0
+        for path, item in made["paths"].items():
+            for method, operation in item.items():
+                body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                if "example" not in body:
+                    continue
+                exchange = Exchange([orjson.dumps(body["example"])])
+                path_sent = path.replace("{id}", OTHER)
+                await app(request_scope(method.upper(), path_sent, LOCAL | JSON), exchange.receive, exchange.send)
+                assert exchange.answer().status == 200, (path, exchange.answer().body)
+                check(made, operation, exchange.answer())
+                walked += 1
+        assert walked == 17
+
+
+CALLS: list[tuple[str, str, str, Any, int]] = [
+    ("GET", "/models", "", None, 200),
+    ("GET", "/v1/models", "", None, 200),
+    ("GET", "/v1/models/{id}", "", None, 200),
+    ("GET", "/loaded_models", "", None, 200),
+    ("GET", "/repository_models", "", None, 200),
+    ("GET", "/metrics", "", None, 200),
+    ("GET", "/metrics", "?format=json", None, 200),
+    ("GET", "/metrics", "?format=xml", None, 400),
+    ("POST", "/v1/models", "", {"model": OTHER}, 200),
+    ("POST", "/v1/models", "?wait=false", {"model": OTHER}, 202),
+    ("POST", "/models", "", {"model": OTHER}, 200),
+    ("POST", "/infer_text", "", {"model_name": "nobody", "text": "a"}, 400),
+    ("POST", "/infer_text", "", {"text": "a"}, 422),
+    ("POST", "/load_sentence_transformer_model", "?wait=false", {"model_name": OTHER}, 202),
+    ("GET", "/jobs", "", None, 200),
+    ("GET", "/jobs/{id}", "", None, 404),
+    ("POST", "/unload_model", "?wait=false", {"model_name": OTHER}, 202),
+    ("POST", "/load_sentence_transformer_model", "", {"model_name": ".."}, 400),
+    ("POST", "/v1/models/{id}/unload", "", None, 200),
+    ("GET", "/v1/models/{id}", "", None, 404),
+    ("DELETE", "/v1/models/{id}", "?wait=false", None, 202),
+    ("DELETE", "/v1/models/{id}", "", None, 404),
+    ("DELETE", "/models", f"?model={FOREIGN}", None, 403),
+    ("DELETE", "/models", "", None, 400),
+    ("POST", "/delete_model", "", {"model_name": FOREIGN}, 403),
+]
+
+
+async def test_answers_about_models_are_declared() -> None:
+    """A model's whole life, call by call: each status is in the document, each body fits its schema."""
+    async with living() as life:
+        app = with_document(life)
+        made = await served_document(app)
+        for method, path, query, body, status in CALLS:
+            exchange = Exchange([b"" if body is None else orjson.dumps(body)])
+            scope = request_scope(method, path.replace("{id}", MODEL) + query, LOCAL | JSON)
+            if (path, query) == ("/metrics", ""):
+                scope = request_scope(method, path, LOCAL)
+            await app(scope, exchange.receive, exchange.send)
+            answer = exchange.answer()
+            assert answer.status == status, (path, answer.body)
+            check(made, made["paths"][path][method.lower()], answer)
+            for job in life.lifecycle.jobs():
+                await job.over.wait()
+
+
+def commands() -> list[list[str]]:
+    """The curl commands of docs/api.md, as a shell would cut them."""
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    blocks = text.split("```sh\n")[1:]
+    lines = [line for block in blocks for line in block.partition("```")[0].splitlines()]
+    return [shlex.split(line.rstrip("& ")) for line in lines if line.startswith("curl ")]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+async def test_commands_of_the_page_run(words: list[str]) -> None:
+    """Each says what it means to a server that has the model of the examples: 200, or 202 without waiting."""
+    options = {name: words[at + 1] for at, name in enumerate(words) if name in {"-X", "-H", "-d"}}
+    (url,) = [word for word in words if word.startswith("localhost:8080")]
+    name, _, value = options.get("-H", "accept: */*").partition(": ")
+    headers = LOCAL | {name: value}
+    method = options.get("-X", "POST" if "-d" in options else "GET")
+    async with living() as life:
+        await life.lifecycle.load(OTHER).wait()
+        exchange = Exchange([options.get("-d", "").encode()])
+        scope = request_scope(method, url.removeprefix("localhost:8080"), headers)
+        task = asyncio.create_task(life.server.app(scope, exchange.receive, exchange.send))
+        if "/models/sse" in url:
+            exchange.leave()
+        await task
+        assert exchange.messages[0]["status"] == (202 if "wait=false" in url else 200)
+
+
+def test_there_are_commands() -> None:
+    """The page shows how to call what this module tests."""
+    assert len(commands()) >= 10

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shoal._version import __version__
 from shoal.core.registry import Model
 from shoal.errors import ModelFileError
+from shoal.types import ModelStats
 from tests.surfaces.surface_kit import MODEL, serve
 
 
@@ -74,3 +77,55 @@ async def test_metrics() -> None:
     assert (answer.status, answer.body) == (200, b"shoal_up 1\n")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert (await serve().call("GET", "/metrics")).status == 404
+
+
+PROMETHEUS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
+
+@pytest.mark.parametrize(
+    ("default", "query", "accept", "json"),
+    [
+        ("prometheus", "", None, False),
+        ("prometheus", "", "*/*", False),
+        ("prometheus", "", "application/json", True),
+        ("prometheus", "?format=json", PROMETHEUS, True),
+        ("prometheus", "?format=prometheus", "application/json", False),
+        ("json", "", None, True),
+        ("json", "", "*/*", True),
+        ("json", "", PROMETHEUS, False),
+        ("json", "", "text/html,application/xhtml+xml,*/*;q=0.8", False),
+        ("json", "?format=prometheus", None, False),
+    ],
+)
+async def test_which_metrics(default: Any, query: str, accept: str | None, json: bool) -> None:
+    """The query decides, then a type that is named, then the preset."""
+    server = serve(metrics=lambda: b"shoal_up 1\n", metrics_default=default)
+    answer = await server.call("GET", f"/metrics{query}", headers={} if accept is None else {"accept": accept})
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("application/json" if json else "text/plain")
+
+
+async def test_a_strange_form_of_metrics() -> None:
+    """400, naming the forms."""
+    answer = await serve(metrics=lambda: b"").call("GET", "/metrics?format=xml")
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "format")
+
+
+async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gateway knows of its models, as Triton's clients write ModelStatistics."""
+    server = serve(metrics=lambda: b"")
+
+    async def statistics() -> list[ModelStats]:
+        return [ModelStats(name="a", version="1", inference_count=2**40), ModelStats(name="b")]
+
+    monkeypatch.setattr(server.gateway, "statistics", statistics)
+    answer = await server.call("GET", "/metrics?format=json")
+    first, second = answer.json()["model_stats"]
+    assert (first["name"], first["version"], first["inference_count"]) == ("a", "1", "1099511627776")
+    assert set(second) == {"name", "inference_stats"}
+
+
+async def test_statistics_of_a_real_gateway() -> None:
+    """A model that was asked has its requests counted, whatever runs it."""
+    answer = await serve(metrics=lambda: b"").call("GET", "/metrics", headers={"accept": "application/json"})
+    assert [each["name"] for each in answer.json()["model_stats"]] == [MODEL]

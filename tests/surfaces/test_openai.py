@@ -13,7 +13,6 @@ from shoal.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidValue,
-    ModelFileError,
     NotFinite,
     Overloaded,
     TooLong,
@@ -231,70 +230,6 @@ async def test_model_that_is_loading() -> None:
     assert answer.status == 503
     assert answer.json()["error"]["code"] == "model_loading"
     assert answer.headers["retry-after"] == "2"
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/"])
-async def test_models(method: str, path: str) -> None:
-    """The list holds OpenAI's four keys and what Shoal knows beyond them, loaded or not."""
-    server = serve()
-    server.gateway.registry.add(Model(name="slow", created=1_700_000_001))
-    answer = await server.call(method, path)
-    assert answer.status == 200
-    assert answer.json() == {
-        "object": "list",
-        "data": [
-            {
-                "id": MODEL,
-                "object": "model",
-                "created": 1_700_000_000,
-                "owned_by": "shoal",
-                "status": {"value": "loaded"},
-                "aliases": ["mini", "sentence-transformers/all-MiniLM-L6-v2"],
-                "tasks": ["embed"],
-                "backend": "openvino",
-                "source": "hf:sentence-transformers/all-MiniLM-L6-v2",
-                "revision": "abc123",
-                "dimension": 4,
-                "max_input_tokens": 256,
-                "precision": "bf16",
-                "pooling": "mean",
-                "space": "5pace",
-                "verified": "cosine 0.99999",
-            },
-            {
-                "id": "slow",
-                "object": "model",
-                "created": 1_700_000_001,
-                "owned_by": "shoal",
-                "status": {"value": "loading"},
-            },
-        ],
-    }
-
-
-@pytest.mark.parametrize("name", [MODEL, "mini", "sentence-transformers/all-MiniLM-L6-v2", MODEL + "/"])
-async def test_one_model(name: str) -> None:
-    """By name or alias, with slashes in it, with or without one at the end."""
-    answer = await serve().call("GET", f"/v1/models/{name}")
-    assert (answer.status, answer.json()["id"]) == (200, MODEL)
-
-
-async def test_failed_model_says_why() -> None:
-    """A model that could not be loaded stays in the list, with its reason; asking it again is no use, and says so."""
-    server = serve()
-    broken = Model(name="broken")
-    server.gateway.registry.add(broken)
-    broken.failed(ModelFileError("is missing", file="config.json"))
-    answer = await server.call("GET", "/v1/models/broken")
-    status = {"value": "unloaded", "failed": True, "error": "config.json: is missing"}
-    assert answer.json()["status"] == status
-    answer = await server.call("POST", "/v1/embeddings", ask(model="broken"))
-    error = answer.json()["error"]
-    assert (answer.status, error["code"], error["param"]) == (503, "model_failed", "model")
-    assert "config.json: is missing" in error["message"]
-    assert answer.headers["x-should-retry"] == "false"
-    assert "retry-after" not in answer.headers
 
 
 async def test_batch_facts() -> None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.surfaces.surface_kit import MODEL, Answer, serve
 
-ROUTES = ["/v1/embeddings", "/embed", "/tokenize", "/decode", "/v1/embedding"]
+ROUTES = ["/v1/embeddings", "/embed", "/tokenize", "/decode", "/v1/embedding", "/infer_text", "/infer"]
 FIELDS = {
     *("input", "inputs", "ids", "model", "encoding_format", "dimensions", "truncate", "truncation_direction"),
     *("prompt_name", "normalize", "query", "add_special_tokens"),
+    *("model_name", "name", "text", "image", "n_dims", "nDims", "pretrained"),
 }
 leaves = (
     st.none()
@@ -30,7 +31,8 @@ values = st.recursive(
     max_leaves=12,
 )
 plausible = st.fixed_dictionaries(
-    {"input": values, "inputs": values, "ids": values, "model": st.just(MODEL)},
+    {"input": values, "inputs": values, "ids": values, "text": values, "model": st.just(MODEL)}
+    | {"model_name": st.just(MODEL) | values},
     optional=dict.fromkeys(("dimensions", "truncate", "normalize", "encoding_format"), values),
 )
 
@@ -47,6 +49,9 @@ def check(path: str, answer: Answer) -> None:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     elif path == "/v1/embedding":
         assert set(answer.json()) == {"msg"}
+    elif path.startswith("/infer"):
+        detail = answer.json()["detail"]
+        assert isinstance(detail, list) == (answer.status == 422)
     elif answer.headers["content-type"] == "application/json":
         assert set(answer.json()) == {"error", "error_type"}
     else:

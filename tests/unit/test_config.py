@@ -28,6 +28,11 @@ SAMPLES: dict[type[inspect.Type], tuple[str, str, Any]] = {
 }
 """By kind: as text, as TOML, as the value that both mean."""
 
+SHAPED: dict[str, tuple[str, str, Any]] = {
+    "triton_metadata": ("x-key: abc", '["x-key: abc"]', ("x-key: abc",)),
+}
+"""The same by name, where the text has a form of its own."""
+
 
 def write(folder: Path, text: str) -> Path:
     file = folder / "shoal.toml"
@@ -43,7 +48,10 @@ def refused(text: str, folder: Path) -> str:
 
 
 class TestPrecedence:
-    @given(given=st.sets(st.sampled_from(config.PRECEDENCE)), name=st.sampled_from(["max_inputs", "port", "streams"]))
+    @given(
+        given=st.sets(st.sampled_from(["flag", "env", "file", "default"])),
+        name=st.sampled_from(["max_inputs", "port", "streams"]),
+    )
     def test_the_first_layer_that_gives_a_value_wins(
         self, tmp_path_factory: pytest.TempPathFactory, given: set[config.Layer], name: str
     ) -> None:
@@ -55,6 +63,7 @@ class TestPrecedence:
             {f"SHOAL_{name.upper()}": str(values["env"])} if "env" in given else {},
             file,
         )
+        # The two layers of a preset have tests of their own, below.
         winner = next(layer for layer in config.PRECEDENCE if layer in {*given, "default"})
         assert getattr(loaded.settings, name) == values[winner]
         assert loaded.sources[name].layer == winner
@@ -62,7 +71,7 @@ class TestPrecedence:
     @pytest.mark.parametrize("row", [row for row in SETTINGS if not row.path], ids=lambda row: row.name)
     def test_every_setting_can_be_given_by_flag_variable_and_file(self, row: Setting, tmp_path: Path) -> None:
         """No setting lacks one of its three names, and each layer reads the same value."""
-        text, toml, value = SAMPLES[type(row.kind)]
+        text, toml, value = SHAPED.get(row.name) or SAMPLES[type(row.kind)]
         if isinstance(row.kind, inspect.LiteralType):
             value = row.kind.values[-1]
             text, toml = str(value), f'"{value}"'
@@ -280,21 +289,167 @@ class TestModels:
         ("text", "expected"),
         [
             (
-                '[models."a"]\nbackend = ["x"]',
-                'shoal.toml: [models."a"]: backend is not a setting here: did you mean backends?',
+                '[models."a"]\nbackendss = ["x"]',
+                'shoal.toml: [models."a"]: backendss is not a setting here: did you mean backends?',
             ),
             ('[models."a"]\nport = 1', "port is not a setting here"),
             ('[models."a"]\ndefault_for = ["sing"]', "default_for: must be a list, each one of embed, generate"),
             ('[models."a"]\nmax_batch_size = 0', "max_batch_size: must be a whole number of at least 1"),
             ("[models]\na = 1", "models must be tables"),
+            ('[models."a"]\nbackend = ["x"]', "backend: must be one of auto, local, triton, got ['x']"),
+            ('[models."a"]\nprompts = "query: "', "prompts: must be a table of text, not text in quotes"),
+            ('[models."a"]\nprompts = {query = 1}', "prompts: must be a table of text, got {'query': 1}"),
+            ('[models."a"]\ninput_names = {ids = "x"}', "input_names: must be a table of text by attention_mask, "),
+            ('[models."a"]\nnormalize = "yes"', "normalize: must be true or false, not text in quotes"),
         ],
     )
     def test_mistakes_in_a_table_name_it(self, tmp_path: Path, text: str, expected: str) -> None:
         """File, table and key are in the message."""
         assert expected in refused(text, tmp_path)
 
+    def test_a_table_may_describe_a_remote_model(self, tmp_path: Path) -> None:
+        """Tables of text, numbers and switches are what TOML says they are; what is not given stays unsaid."""
+        text = """
+        [models."m"]
+        tokenizer = "hf:org/name"
+        pooling = "cls"
+        max_tokens = 512
+        normalize = false
+        dimension = 384
+        default_prompt_name = "query"
+        prompts = {query = "query: ", document = ""}
+        [models."m".input_names]
+        input_ids = "ids"
+        [models."n"]
+        output_names = {pooled = "vector"}
+        """
+        loaded = config.load({}, {}, write(tmp_path, text))
+        table = loaded.models["m"]
+        assert (table.tokenizer, table.pooling, table.max_tokens) == ("hf:org/name", "cls", 512)
+        assert (table.normalize, table.dimension, table.default_prompt_name) == (False, 384, "query")
+        assert table.prompts == {"query": "query: ", "document": ""}
+        assert table.input_names == {"input_ids": "ids"}
+        assert loaded.models["n"] == config.ModelTable(output_names={"pooled": "vector"})
+        shown = loaded.shown()["tables"]["m"]
+        assert shown["dimension"] == {"value": 384, "source": str(loaded.file)}
+        assert "aliases" not in shown
+
+    def test_a_model_says_where_and_how_it_runs_in_triton(self, tmp_path: Path) -> None:
+        """Options of the conversion stand in the model's table like every setting of one model."""
+        loaded = config.load({}, {}, write(tmp_path, '[models."m"]\nbackend = "triton"\ntriton_instances = 2\n'))
+        assert (loaded.for_model("m").backend, loaded.for_model("m").triton_instances) == ("triton", 2)
+        assert loaded.for_model("other").backend == "auto"
+
+
+class TestPresets:
+    """The layers of a preset; what each preset reads is in test_presets."""
+
+    @given(given=st.sets(st.sampled_from(config.PRECEDENCE)))
+    def test_the_first_layer_that_gives_a_value_wins(
+        self, tmp_path_factory: pytest.TempPathFactory, given: set[config.Layer]
+    ) -> None:
+        """For every set of layers the value and its source are those of the earliest; without the preset neither its
+        default nor the other server's variable is read."""
+        flags = {"max_batch_size": "101"} if "flag" in given else {}
+        environ = {"SHOAL_MAX_BATCH_SIZE": "102"} if "env" in given else {}
+        environ |= {"MAX_BATCH_SIZE": "103"} if "foreign" in given else {}
+        file = write(tmp_path_factory.mktemp("layers"), "max_batch_size = 104") if "file" in given else None
+        values = {"flag": 101, "env": 102, "foreign": 103, "file": 104, "preset": 32, "default": 64}
+        for name, ignored in (("inference-server", {"default"}), ("", {"foreign", "preset"})):
+            loaded = config.load({**flags, "as": name}, environ, file)
+            possible = ({*given, "preset", "default"}) - ignored
+            winner = next(layer for layer in config.PRECEDENCE if layer in possible)
+            assert loaded.settings.max_batch_size == values[winner]
+            assert loaded.sources["max_batch_size"].layer == winner
+
+    def test_flag_variable_and_file_can_name_it(self, tmp_path: Path) -> None:
+        """In this order; the sources say where values came from."""
+        file = write(tmp_path, 'as = "inference-server"')
+        assert config.load({}, {}, file).preset == "inference-server"
+        assert config.load({}, {"SHOAL_AS": "triton-grpc-proxy"}, file).preset == "triton-grpc-proxy"
+        loaded = config.load({"as": "inference-server"}, {"SHOAL_AS": "triton-grpc-proxy", "MAX_BATCH_SIZE": "7"}, file)
+        assert loaded.preset == "inference-server"
+        assert loaded.sources["port"] == config.Source("preset", "preset inference-server")
+        assert loaded.sources["max_batch_size"] == config.Source("foreign", "MAX_BATCH_SIZE")
+        assert loaded.shown()["preset"] == "inference-server"
+        assert config.load({}, {}).shown()["preset"] is None
+
+    @pytest.mark.parametrize(
+        ("flags", "environ", "text", "expected"),
+        [
+            (
+                {"as": "inference-serve"},
+                {},
+                "",
+                "--as: 'inference-serve' is not a preset: did you mean inference-server?",
+            ),
+            ({}, {"SHOAL_AS": "x"}, "", "SHOAL_AS: 'x' is not a preset: there are triton-grpc-proxy, inference-server"),
+            ({"as": "inference-server"}, {}, "as = 3", "shoal.toml: as: '3' is not a preset"),
+        ],
+    )
+    def test_an_unknown_one_is_refused_in_every_layer(
+        self, tmp_path: Path, flags: dict[str, Any], environ: dict[str, str], text: str, expected: str
+    ) -> None:
+        """The message lists what there is."""
+        with pytest.raises(ConfigError) as caught:
+            config.load(flags, environ, write(tmp_path, text))
+        assert expected in caught.value.message
+
+    def test_what_to_serve_follows_the_same_order(self, tmp_path: Path) -> None:
+        """Arguments, SHOAL_MODELS, the other server's variables, the file, the preset."""
+        file = write(tmp_path, '[models."own"]\nbackends = ["fake:"]')
+        chosen = {"as": "triton-grpc-proxy"}
+        assert config.load({**chosen, "models": ["a"]}, {"MODEL_NAME": "m"}, file).served == ("a",)
+        assert config.load(chosen, {"SHOAL_MODELS": "b", "MODEL_NAME": "m"}, file).served == ("b",)
+        named = config.load(chosen, {"MODEL_NAME": "m"}, file)
+        assert named.served == ("m=triton://triton-server:8001#m@1",)
+        assert named.sources["models"] == config.Source("foreign", "MODEL_NAME")
+        assert config.load(chosen, {}, file).served == ("own=fake:",)
+        default = config.load(chosen, {})
+        assert default.served == ("model=triton://triton-server:8001#model@1",)
+        assert default.sources["models"] == config.Source("preset", "preset triton-grpc-proxy")
+
+    def test_tables_are_joined_key_by_key(self, tmp_path: Path) -> None:
+        """The file's key stands above the preset's default, and below the other server's variable."""
+        text = '[models."model"]\nnormalize = true\ndimension = 3\nmax_batch_size = 5\nprompts = {q = "q: "}'
+        file = write(tmp_path, text)
+        loaded = config.load({"as": "triton-grpc-proxy"}, {"EMBEDDING_SIZE": "8", "INPUT_NAME": "t"}, file)
+        table = loaded.models["model"]
+        assert (table.normalize, table.dimension, table.prompts) == (True, 8, {"q": "q: "})
+        assert table.input_names == {"text": "t"}
+        assert loaded.for_model("model").max_batch_size == 5
+        sources = {key: source.label for key, source in loaded.table_sources["model"].items()}
+        assert sources["normalize"] == str(file)
+        assert sources["dimension"] == "EMBEDDING_SIZE"
+        assert sources["output_names"] == "preset triton-grpc-proxy"
+
+    def test_a_model_s_table_stands_above_the_preset(self, tmp_path: Path) -> None:
+        """As above the rest of the file, and below the other server's environment."""
+        file = write(tmp_path, '[models."m"]\nmax_batch_size = 5')
+        assert config.load({"as": "inference-server"}, {}, file).for_model("m").max_batch_size == 5
+        foreign = config.load({"as": "inference-server"}, {"MAX_BATCH_SIZE": "7"}, file)
+        assert foreign.for_model("m").max_batch_size == 7
+
+    def test_its_paths_start_where_the_command_was_typed(self, tmp_path: Path) -> None:
+        """Only a path in the file starts where the file lies."""
+        file = write(tmp_path, 'as = "inference-server"')
+        assert config.load({}, {}, file).settings.triton_repository == "model_repository"
+        file = write(tmp_path, 'triton_repository = "models"')
+        assert config.load({}, {}, file).settings.triton_repository == str(tmp_path / "models")
+
 
 class TestPaths:
+    def test_an_empty_path_stays_empty(self, tmp_path: Path) -> None:
+        """No folder is not the current one."""
+        assert config.load({}, {}).settings.triton_repository == ""
+        assert config.load({}, {}, write(tmp_path, 'triton_repository = ""')).settings.triton_repository == ""
+
+    @pytest.mark.parametrize("one", ["triton_cert_file", "triton_key_file"])
+    def test_a_certificate_needs_its_key(self, one: str) -> None:
+        """Neither is of any use without the other."""
+        with pytest.raises(ConfigError, match="triton_cert_file and triton_key_file go together"):
+            config.load({one: "some.pem"}, {})
+
     def test_a_path_in_the_file_starts_where_the_file_lies(self, tmp_path: Path) -> None:
         """A path on the command line starts where the command was typed."""
         file = write(tmp_path, 'home = "models"')

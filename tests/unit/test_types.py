@@ -10,7 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shoal.types import BatchFacts, Chunk, Context, Embed, Embedded, Generate, TextSpec, Wire, pack, unpack
+from shoal.types import (
+    BatchFacts,
+    BatchStats,
+    Chunk,
+    Context,
+    Embed,
+    Embedded,
+    Generate,
+    InferenceStats,
+    MemoryUsage,
+    ModelStats,
+    Spent,
+    TextSpec,
+    Wire,
+    pack,
+    unpack,
+)
 
 small = st.integers(0, 2**31 - 1)
 maybe = st.none() | st.text(max_size=9)
@@ -32,6 +48,8 @@ facts = st.builds(
     prepare_ms=finite,
     infer_ms=finite,
 )
+large = st.integers(0, 2**64 - 1)
+spent = st.builds(Spent, count=large, ns=large)
 STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
     Embed: st.builds(
         Embed,
@@ -74,6 +92,19 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         include_prompt=st.booleans(),
         ends_normalized=st.booleans(),
     ),
+    ModelStats: st.builds(
+        ModelStats,
+        name=st.text(),
+        version=st.text(max_size=9),
+        last_inference=large,
+        inference_count=large,
+        execution_count=large,
+        inference_stats=st.builds(InferenceStats, success=spent, fail=spent, queue=spent, compute_infer=spent),
+        batch_stats=st.lists(st.builds(BatchStats, batch_size=small, compute_infer=spent), max_size=3),
+        memory_usage=st.lists(
+            st.builds(MemoryUsage, type=st.sampled_from(["CPU", "GPU"]), byte_size=large), max_size=2
+        ),
+    ),
 }
 
 
@@ -85,6 +116,8 @@ def plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, msgspec.Struct):
         return (type(value), {name: plain(getattr(value, name)) for name in value.__struct_fields__})
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     return value

@@ -15,10 +15,14 @@ COMMANDS = {
     "list": "shoal.cli.models:list_models",
     "show": "shoal.cli.models:show",
     "rm": "shoal.cli.models:rm",
+    "ps": "shoal.cli.running:ps",
+    "load": "shoal.cli.running:load",
+    "unload": "shoal.cli.running:unload",
+    "triton": "shoal.cli.triton:app",
     "bench": "shoal.cli.bench:bench",
     "config": "shoal.cli.config:show",
 }
-"""Name to "module:function", in the order of the help."""
+"""Name to "module:function", or "module:app" for a group of commands, in the order of the help."""
 
 
 class _Commands(TyperGroup):
@@ -31,8 +35,11 @@ class _Commands(TyperGroup):
         from shoal.cli._errors import clean
 
         module, _, function = COMMANDS[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        one.command(cmd_name)(clean(getattr(importlib.import_module(module), function)))
+        one.command(cmd_name)(clean(found))
         return typer.main.get_command(one)
 
 

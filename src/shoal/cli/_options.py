@@ -12,20 +12,35 @@ from typing import Annotated, Any
 import typer
 
 from shoal import config
+from shoal.presets import PRESETS
 from shoal.settings import SETTINGS, Setting
 
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings file (env SHOAL_CONFIG, else ./shoal.toml)."),
 ]
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="|".join(PRESETS),
+        help="Take the place of this server: its port, its environment names and their defaults (env SHOAL_AS).",
+    ),
+]
+
+_LAYERS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    for name, annotation in (("config_file", ConfigFile), ("preset", As))
+]
 
 
-def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--config` and the flags of these sections (all when none is named); it receives `loaded`.
+def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `--config`, `--as` and the flags of these sections or settings (all when none is named); it
+    receives `loaded`.
 
     An argument called `addresses` counts as the models to serve. Warnings about the settings go to standard error.
     """
-    rows = [row for row in SETTINGS if not sections or row.section in sections]
+    rows = [row for row in SETTINGS if not chosen or row.section in chosen or row.name in chosen]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
@@ -35,11 +50,12 @@ def with_settings(*sections: str) -> Callable[[Callable[..., None]], Callable[..
         def wrapped(**given: Any) -> None:
             flags = {row.name: given.pop(row.name) for row in rows}
             flags[config.MODELS] = given.get("addresses")
+            flags[config.AS] = given.pop("preset")
             file = given.pop("config_file") or config.find_file(os.environ, Path.cwd())
             command(**given, loaded=load(flags, file))
 
         # typer reads both: the signature for order and defaults, the annotations for types
-        wrapped.__signature__ = inspect.Signature([*kept, _config_parameter(), *map(_parameter, rows)])  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.Signature([*kept, *_LAYERS, *map(_parameter, rows)])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: p.annotation for name, p in wrapped.__signature__.parameters.items()}  # type: ignore[attr-defined]
         return wrapped
 
@@ -54,10 +70,6 @@ def load(flags: dict[str, Any], file: Path | None) -> config.Loaded:
     for warning in loaded.warnings:
         warn(warning)
     return loaded
-
-
-def _config_parameter() -> inspect.Parameter:
-    return inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
 
 
 def _parameter(row: Setting) -> inspect.Parameter:

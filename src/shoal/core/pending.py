@@ -36,7 +36,10 @@ class Item(Entry):
 
 
 class Pending:
-    """A request from admission to its one answer: collects rows in any order, answers once."""
+    """A request from admission to its one answer: collects rows in any order, answers once.
+
+    `estimates` are the tokens of its inputs as `Pipeline.estimate` guessed them.
+    """
 
     __slots__ = (
         "_array",
@@ -48,6 +51,7 @@ class Pending:
         "arrived",
         "ctx",
         "cursor",
+        "estimates",
         "future",
         "items",
         "left",
@@ -58,12 +62,13 @@ class Pending:
         "truncated",
     )
 
-    def __init__(self, task: Embed, ctx: Context, traffic: TrafficClass, now: float) -> None:
+    def __init__(self, task: Embed, ctx: Context, traffic: TrafficClass, now: float, estimates: list[int]) -> None:
         self.task = task
         self.ctx = ctx
         self.traffic = traffic
         self.arrived = now
         self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        self.estimates = estimates
         self.items: dict[int, Item] = {}
         self.cursor = 0
         self.ahead = 0

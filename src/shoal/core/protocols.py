@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from shoal.errors import ShoalError
-from shoal.types import Array, Chunk, Context, Embed, Generate, Result, Task, TaskKind, TextItem, TrafficClass
+from shoal.types import (
+    Array,
+    Chunk,
+    Context,
+    Embed,
+    Generate,
+    ModelStats,
+    Result,
+    Task,
+    TaskKind,
+    TextItem,
+    TrafficClass,
+)
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -70,8 +82,11 @@ class Engine(Protocol):
     - `infer` is called for at most `facts.slots` batches at a time and returns exactly `outputs`, each with the batch
       as its first axis, rows in the order of the inputs. The returned arrays are the caller's: no later call changes
       them.
+    - `params` are those of the batch's items, which are equal within it (`Prepared.params`).
     - It raises InputRejected (these inputs are at fault), OutOfMemory, EngineFailed (anything else that went wrong on
-      this batch), TransportFailed (the replica is not there), DeadlineExceeded; never another exception.
+      this batch), TransportFailed (the replica is not there), Overloaded (the replica's own queue is full: the batch
+      is put back and the replica left alone for `retry_after` seconds, 0.1 when it names none), DeadlineExceeded;
+      never another exception.
     - Cancelling `infer` gives the slot back only when the engine is truly free of that batch.
     - `ready` is cheap and never blocks; False keeps work away from this replica.
     - `aclose` waits for batches in flight, frees everything, and may be called twice.
@@ -96,7 +111,8 @@ class Prepared:
     `tensors`: this item's own arrays by input name, without a batch axis. `cost`: its length in tokens. `group`: equal
     for items that may share an engine call. `outputs`: engine outputs that this item needs. `key`: equal for items
     whose answers are the same by construction (None: never shared). `tokens`: what usage counts. `truncated`: it was
-    cut. `extra`: whatever the pipeline's `finish` wants back.
+    cut. `extra`: whatever the pipeline's `finish` wants back. `params`: what the engine is told beside the tensors;
+    equal within a group, because a batch has one set of them.
     """
 
     tensors: Tensors
@@ -107,6 +123,15 @@ class Prepared:
     truncated: bool = False
     key: Hashable | None = None
     extra: Any = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A result row whose tokens only the model's answer tells: they replace what `Prepared.tokens` said."""
+
+    row: Array
+    tokens: int
 
 
 class Pipeline(Protocol):
@@ -118,7 +143,8 @@ class Pipeline(Protocol):
       ShoalError that this item alone deserves. It never raises for an item's sake.
     - `collate` joins items of one group into a batch, padded to the facts' buckets.
     - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
-      its result row (a 1-D float32 array for a vector), or the ShoalError for that item alone (NotFinite).
+      its result row (a 1-D float32 array for a vector, alone or as Counted), or the ShoalError for that item alone
+      (NotFinite).
     """
 
     def check(self, task: Embed) -> None: ...
@@ -129,7 +155,7 @@ class Pipeline(Protocol):
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]: ...
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]: ...
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Array | Counted | ShoalError]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +178,14 @@ class TextCodec(Protocol):
     ) -> list[list[Token]]: ...
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]: ...
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """Optional: a runner whose backend counts what it does. One entry a replica or version, the name as the backend
+    calls the model; raises BackendError or CapacityError when the backend cannot be asked."""
+
+    async def statistics(self) -> list[ModelStats]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +322,7 @@ __all__ = [
     "Access",
     "BatchReport",
     "CostModel",
+    "Counted",
     "Engine",
     "EngineFacts",
     "ModelFacts",
@@ -296,6 +331,7 @@ __all__ = [
     "Pipeline",
     "Prepared",
     "Runner",
+    "Statistics",
     "Surface",
     "Task",
     "Tensors",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from shoal.core.lifecycle import Event, State, after
+from shoal.core.loading import Plan
 from shoal.core.protocols import ModelFacts, Runner
+from shoal.core.states import Happening, State, after
 from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
 
@@ -18,7 +19,9 @@ LONGEST_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load."""
+    """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load and stay
+    while it sleeps. `note`: what it does or waits for, "" when there is nothing to say. `sleeping`: not loaded now, and
+    loaded again by the next request."""
 
     name: str
     aliases: tuple[str, ...]
@@ -27,17 +30,29 @@ class ModelCard:
     facts: ModelFacts | None
     error: str | None
     default_for: tuple[TaskKind, ...]
+    note: str = ""
+    sleeping: bool = False
 
     def refusal(self) -> CapacityError:
         """Why it cannot answer: ModelFailed with the reason, else ModelNotReady."""
         if self.state == "failed" and self.error is not None:
             return ModelFailed(f"the model {self.name!r} failed to load: {self.error}", param="model")
-        return ModelNotReady(f"the model {self.name!r} is {self.state}: try again soon", param="model", retry_after=2.0)
+        doing = f"{self.state} ({self.note})" if self.note else self.state
+        return ModelNotReady(f"the model {self.name!r} is {doing}: try again soon", param="model", retry_after=2.0)
+
+
+def _nobody() -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """A served name and, once loaded, its runner."""
+    """A served name and, once loaded, its runner.
+
+    `plan`: how it was loaded, and will be again (None: nothing loads it). `required`: named at start, so that readiness
+    asks for it. `resting`: on its way to sleep, asleep, or waking; requests wait for it. `inflight`: requests that it
+    answers or that wait for it to wake. `last_used`: on Lifecycle's clock, when it was loaded or last fell idle; `idle`
+    is called when that happens. `note`: as in ModelCard.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -46,12 +61,36 @@ class Model:
     state: State = "loading"
     runner: Runner | None = None
     error: ShoalError | None = None
+    plan: Plan | None = None
+    required: bool = True
+    resting: bool = False
+    inflight: int = 0
+    last_used: float = 0.0
+    note: str = ""
+    idle: Callable[[], None] = _nobody
+    facts: ModelFacts | None = None
 
-    def on(self, event: Event) -> None:
-        self.state = after(self.state, event)
+    def on(self, happening: Happening) -> None:
+        self.state = after(self.state, happening)
+
+    def enter(self) -> None:
+        """A request for it begins; `leave` ends it, exactly once."""
+        self.inflight += 1
+
+    def leave(self) -> None:
+        self.inflight -= 1
+        if not self.inflight:
+            self.idle()
+
+    def able(self) -> bool:
+        """Whether a request would be answered: by its runner, or after it woke."""
+        if self.resting:
+            return True
+        return self.state == "ready" and self.runner is not None and self.runner.ready()
 
     def loaded(self, runner: Runner) -> None:
-        self.runner, self.error = runner, None
+        self.runner, self.error, self.facts = runner, None, runner.facts
+        self.resting, self.note = False, ""
         self.on("loaded")
 
     def failed(self, error: ShoalError) -> None:
@@ -65,9 +104,18 @@ class Model:
         return self.runner
 
     def card(self) -> ModelCard:
-        facts = self.runner.facts if self.runner is not None else None
         error = self.error.message if self.error is not None else None
-        return ModelCard(self.name, self.aliases, self.state, self.created, facts, error, self.default_for)
+        return ModelCard(
+            self.name,
+            self.aliases,
+            self.state,
+            self.created,
+            self.runner.facts if self.runner is not None else self.facts,
+            error,
+            self.default_for,
+            self.note,
+            self.resting,
+        )
 
 
 class Registry:
@@ -96,6 +144,10 @@ class Registry:
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
 
+    def get(self, name: str) -> Model | None:
+        """The model of exactly that name or alias."""
+        return self._names.get(name)
+
     def find(self, name: str, task: TaskKind = "embed") -> Model:
         """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound."""
         model = self._names.get(name) if name else self._default(task)
@@ -109,7 +161,8 @@ class Registry:
             if task in model.default_for:
                 return model
         for model in self._models.values():
-            if model.runner is None or task in model.runner.facts.tasks:
+            facts = model.runner.facts if model.runner is not None else model.facts
+            if facts is None or task in facts.tasks:
                 return model
         return None
 

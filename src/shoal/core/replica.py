@@ -11,6 +11,9 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LEAST_TOKENS = 1
 
+BUSY_PAUSE_S = 0.1
+"""How long a replica is left alone that was too busy and did not say for how long it will be."""
+
 
 class Replica:
     """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way."""
@@ -23,6 +26,7 @@ class Replica:
         self._most_tokens: int | None = None
         self._paused_until = 0.0
         self._pause = FIRST_PAUSE_S
+        self._held_until = 0.0
         self._facts: EngineFacts | None = None
 
     @property
@@ -42,7 +46,11 @@ class Replica:
         return now >= self._paused_until and self.engine.ready()
 
     def free(self, now: float) -> bool:
-        return self.running < self._stated.slots and self.usable(now)
+        return self.running < self._stated.slots and now >= self._held_until and self.usable(now)
+
+    def held(self, now: float) -> bool:
+        """Usable, but too busy a moment ago to be asked now: requests may still come in."""
+        return now < self._held_until and self.usable(now)
 
     def idle_cores(self) -> int:
         """Batches that could start now and be computed side by side with what runs."""
@@ -59,9 +67,16 @@ class Replica:
         self._pause = FIRST_PAUSE_S
 
     def lost(self, now: float) -> None:
-        """The replica was not there: leave it alone for a while, longer each time."""
+        """The replica was not there: leave it alone for a while, longer each time. Batches that were lost together are
+        one time."""
+        if now < self._paused_until:
+            return
         self._paused_until = now + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+
+    def hold(self, now: float, seconds: float | None) -> None:
+        """The replica's own queue is full: give it no work for so long."""
+        self._held_until = max(self._held_until, now + (BUSY_PAUSE_S if seconds is None else seconds))
 
     def shrink(self, tokens: int) -> None:
         """A batch of so many tokens ran out of memory: remember half of it as the limit."""

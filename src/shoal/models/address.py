@@ -24,7 +24,8 @@ import msgspec
 from shoal.errors import AddressError
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
-REMOTE_SCHEMES = ("triton", "tritons", "tei+http", "tei+https", "openai+http", "openai+https")
+TRITON_SCHEMES = ("triton", "tritons")
+REMOTE_SCHEMES = (*TRITON_SCHEMES, "tei+http", "tei+https", "openai+http", "openai+https")
 SCHEMES = (*LOCAL_SCHEMES, *REMOTE_SCHEMES, "fake")
 RESERVED_NAMES = frozenset({"sse", "load", "unload"})
 
@@ -33,6 +34,7 @@ _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+]*):(.*)", re.DOTALL)
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_TRITON_MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._~-]{0,255}")
 _UPSTREAM_MODEL = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._:/+-]{0,191}")
 _OPTION = re.compile(r"([a-z][a-z0-9_]{0,31})=([A-Za-z0-9._-]{1,64})")
 
@@ -65,7 +67,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The source without its scheme: what the model is called when no name is given ("" where the server says)."""
+        """The source without its scheme: what the model is called when no name is given ("" where the server says).
+
+        Triton's names are those of folders; Shoal writes "~" there for the "/" of a name.
+        """
+        if self.scheme in TRITON_SCHEMES:
+            return self.model.replace("~", "/")
         if self.scheme in REMOTE_SCHEMES:
             return self.model
         if self.scheme == "fake":
@@ -182,7 +189,7 @@ def _parse_triton(scheme: str, text: str) -> Address:
     if "/" in authority:
         raise AddressError(f"{scheme}:{text}: a Triton address has no path: write {scheme}://host:8001#model")
     name, at, version = model.partition("@")
-    if model and not (_PART.fullmatch(name) and (not at or re.fullmatch(r"[1-9][0-9]{0,18}", version))):
+    if model and not (_TRITON_MODEL.fullmatch(name) and (not at or re.fullmatch(r"[1-9][0-9]{0,18}", version))):
         raise AddressError(f"{scheme}:{text}: write {scheme}://host:8001#model or #model@3, the version a whole number")
     return Address(scheme=scheme, target=_authority(scheme, authority), model=name, revision=version)
 

@@ -10,8 +10,8 @@ import msgspec
 
 from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.contract import Contract, read_contract, shipped_graph
-from shoal.models.contract.types import AfterPooling, Dense
-from shoal.models.graphs.head import POOLED, SENTENCE
+from shoal.models.contract.spec import text_spec
+from shoal.models.graphs.head import POOLED
 from shoal.models.graphs.shipped import take_shipped
 from shoal.models.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
@@ -90,7 +90,7 @@ def convert_checked(
 def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
     built = build_text_graph(folder, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
     return Converted(
-        spec=_spec(contract, graph_inputs(contract), POOLED),
+        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=graph_inputs(contract), pooled=POOLED),
         contract=contract,
         graph=GRAPH,
         source="built",
@@ -105,7 +105,7 @@ def _take(
 ) -> Converted:
     taken = take_shipped(folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
     return Converted(
-        spec=_spec(contract, taken.inputs, taken.pooled),
+        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=taken.inputs, pooled=taken.pooled),
         contract=contract,
         graph=GRAPH,
         source="shipped",
@@ -113,32 +113,6 @@ def _take(
         files=(GRAPH, *taken.data, TOKENIZER),
         text=f"the model's own {shipped} ({taken.kind})",
     )
-
-
-def _spec(contract: Contract, inputs: tuple[str, ...], pooled: str) -> TextSpec:
-    return TextSpec(
-        tokenizer=TOKENIZER,
-        inputs=inputs,
-        dimension=contract.dimension,
-        max_tokens=contract.max_tokens,
-        pad_id=contract.pad_id,
-        vocab_size=contract.vocab_size,
-        lower_case=contract.lower_case,
-        include_prompt=contract.pooling.include_prompt,
-        prompts=contract.prompts,
-        default_prompt_name=contract.default_prompt_name,
-        pooling="+".join(contract.pooling.modes),
-        modules=tuple(map(_said, contract.modules)),
-        similarity=contract.similarity,
-        sentence_embedding=SENTENCE,
-        pooled=pooled,
-        ends_normalized=contract.ends_normalized,
-    )
-
-
-def _said(module: AfterPooling) -> str:
-    tag = str(module.__struct_config__.tag)
-    return f"{tag}:{module.activation}" if isinstance(module, Dense) else tag
 
 
 def _require_onnx() -> None:

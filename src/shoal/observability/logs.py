@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, TextIO, TypeAlias
@@ -29,9 +28,6 @@ FIELDS = (
     *("method", "path", "status", "ms", "model", "items", "tokens", "batch_size", "queue_ms"),
     *("replica", "client", "kind", "request_id"),
 )
-
-request_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
-"""Set by whoever begins a request; every record made inside it carries the id."""
 
 _State: TypeAlias = tuple[logging.Logger, list[logging.Handler], int, bool]
 GATHER_S = 0.02
@@ -128,8 +124,6 @@ class _Entry(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not hasattr(record, "request_id") and (current := request_id.get()):
-            record.request_id = current
         self._writer.add(record)
 
 

@@ -9,7 +9,6 @@ from shoal.core.protocols import Token
 from shoal.errors import InvalidValue
 from shoal.pipelines import prompts
 from shoal.pipelines.tokenizer import TextTokenizer
-from shoal.types import TextSpec
 
 CHUNK_CHARS = 65_536
 """Offsets make tokenising hold the interpreter now and then; a long text is taken in chunks of this size."""
@@ -24,7 +23,7 @@ class TokenizerCodec:
     count its characters.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, spec: TextSpec) -> None:
+    def __init__(self, tokenizer: TextTokenizer, spec: prompts.Prompted) -> None:
         self._tokenizer = tokenizer
         self._spec = spec
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from shoal.errors import InvalidValue
-from shoal.types import TextSpec
 
 ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names under which models keep the prompt of a role, in the order of preference."""
 
 
-def resolve(spec: TextSpec, prompt_name: str | None, input_type: str | None) -> str:
+class Prompted(Protocol):
+    """A model's prompts by name, and the one that is taken when none is named."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]: ...
+
+    @property
+    def default_prompt_name(self) -> str | None: ...
+
+
+def resolve(spec: Prompted, prompt_name: str | None, input_type: str | None) -> str:
     """The text to put before each input, maybe empty.
 
     A name wins over a role. A role that the model has no prompt for adds nothing, not even the default prompt. Raises
     InvalidValue for a name that the model does not have and for a role that nobody knows.
     """
-    if input_type is not None and input_type not in ROLES:
-        raise InvalidValue(
-            f"input_type {input_type!r} is not known; use one of: {', '.join(ROLES)}", param="input_type"
-        )
+    check_role(input_type)
     if prompt_name is not None:
         return named(spec, prompt_name)
     if input_type is not None:
@@ -26,7 +35,15 @@ def resolve(spec: TextSpec, prompt_name: str | None, input_type: str | None) -> 
     return spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
 
 
-def named(spec: TextSpec, name: str) -> str:
+def check_role(input_type: str | None) -> None:
+    """Raises InvalidValue for a role that nobody knows."""
+    if input_type is not None and input_type not in ROLES:
+        raise InvalidValue(
+            f"input_type {input_type!r} is not known; use one of: {', '.join(ROLES)}", param="input_type"
+        )
+
+
+def named(spec: Prompted, name: str) -> str:
     """The prompt of that name. Raises InvalidValue, which lists the names that the model has."""
     prompt = spec.prompts.get(name)
     if prompt is None:

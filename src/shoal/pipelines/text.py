@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.core.protocols import EngineFacts, Prepared, Tensors, round_up
-from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong, Unsupported
-from shoal.pipelines import prompts
+from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong
+from shoal.pipelines import pooling, prompts
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
-from shoal.pipelines.vectors import Shape, shape_rows
+from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
 from shoal.types import Array, Direction, Embed, TextItem, TextSpec
 
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask"})
@@ -40,16 +40,19 @@ class TextPipeline:
     taken as they are, blanks included, with the prompt before them.
 
     Every item needs the output `spec.pooled` alone and may share an engine call with every other: cutting to
-    `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's precision.
+    `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's precision. Where
+    that output is "token_embeddings", [rows, length, width], they are pooled here as well.
+    `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
     `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
     spec cannot be used.
     """
 
-    def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
+    def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
         if unknown := set(spec.inputs) - INPUTS:
             raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
         masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
-        if masked and "pooling_mask" not in spec.inputs:
+        self._modes = _pooled_here(spec)
+        if masked and "pooling_mask" not in spec.inputs and self._modes is None:
             raise ModelFileError(
                 "false needs a graph with a pooling_mask input; convert the model from its safetensors",
                 file="1_Pooling/config.json",
@@ -60,20 +63,15 @@ class TextPipeline:
         self.tokenizer = TextTokenizer(folder, spec.tokenizer, lower_case=spec.lower_case)
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
         self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
-        self._gives_raw = not spec.ends_normalized or spec.pooled != spec.sentence_embedding
+        self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
+        self._normalize = normalize
         self._outputs = (spec.pooled,)
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
     def check(self, task: Embed) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize)."""
         self._prompt(task)
-        if task.dimensions is not None and not 1 <= task.dimensions <= self.spec.dimension:
-            raise InvalidValue(
-                f"dimensions must be from 1 to {self.spec.dimension}, the model's own; got {task.dimensions}",
-                param="dimensions",
-            )
-        if not task.normalize and not self._gives_raw:
-            raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
+        check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
 
     def estimate(self, item: TextItem) -> int:
         """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
@@ -140,7 +138,10 @@ class TextPipeline:
         return tensors
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
-        return shape_rows(outputs[self.spec.pooled][: len(batch)], [item.extra.shape for item in batch])
+        rows = outputs[self.spec.pooled][: len(batch)]
+        if self._modes is not None:
+            rows = pooling.pool(rows, [item.cost for item in batch], [item.extra.skip for item in batch], self._modes)
+        return shape_rows(rows, [item.extra.shape for item in batch])
 
     def _asked(self, task: Embed) -> _Asked | ShoalError:
         try:
@@ -152,14 +153,13 @@ class TextPipeline:
             added = "prompt_name"
         elif task.input_type is not None and prompt:
             added = "input_type"
-        dimensions = None if task.dimensions == self.spec.dimension else task.dimensions
         return _Asked(
             prompt=prompt,
             added=added,
             skip=self._skips.get(prompt, 0),
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
-            shape=(dimensions, task.normalize),
+            shape=shape_of(task, self.spec.dimension, self._normalize),
         )
 
     def _prompt(self, task: Embed) -> str:
@@ -189,7 +189,7 @@ class TextPipeline:
         truncated = fitted.total > len(ids)
         if truncated:
             if not asked.truncate:
-                return self._too_long(fitted.total, fitted.exact)
+                return too_long(fitted.total, fitted.exact, self.spec.max_tokens)
             if skip and asked.direction == "left":
                 total = fitted.total if fitted.exact else len(self.tokenizer.encode([text])[0])
                 skip = max(len(self.tokenizer.prefix), skip - (total - len(ids)))
@@ -213,7 +213,7 @@ class TextPipeline:
         truncated = len(ids) > limit
         if truncated:
             if not asked.truncate:
-                return self._too_long(len(ids), exact=True)
+                return too_long(len(ids), True, limit)
             ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
         return self._prepared(ids, asked.shape, 0, truncated)
 
@@ -231,10 +231,26 @@ class TextPipeline:
             extra=_Extra(shape, skip),
         )
 
-    def _too_long(self, total: int, exact: bool) -> TooLong:
-        amount = f"{total}" if exact else f"at least {total}"
-        return TooLong(
-            f"the input has {amount} tokens, the model takes at most {self.spec.max_tokens}; "
-            "shorten it or send truncate=true",
-            param="input",
-        )
+
+def too_long(total: int, exact: bool, limit: int) -> TooLong:
+    """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
+    amount = f"{total}" if exact else f"at least {total}"
+    return TooLong(
+        f"the input has {amount} tokens, the model takes at most {limit}; shorten it or send truncate=true",
+        param="input",
+    )
+
+
+def _pooled_here(spec: TextSpec) -> str | None:
+    """The pooling that is left to this side; None where the engine answers sentence vectors."""
+    if spec.pooled != pooling.TOKENS:
+        return None
+    pooling.check_modes(spec.pooling)
+    for module in spec.modules:
+        if module != "normalize":
+            raise ModelFileError(
+                f"a {module} follows the pooling, but the served graph ends in token vectors: serve one that gives "
+                "sentence_embedding",
+                file="modules.json",
+            )
+    return spec.pooling

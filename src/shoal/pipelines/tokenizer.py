@@ -4,7 +4,8 @@ A long text is cut by characters before it is tokenised, and never at the price 
 would give. Where a tokenizer treats each word on its own, the tokens of a text up to a space are the first tokens of
 the whole text; so a piece that ends (or starts) at a space between words, and gives `MARGIN` tokens more than are kept,
 is as good as the whole. Whether a tokenizer is of that kind is found out once, when it is loaded; for the others, and
-where no space is found, all of the text is tokenised.
+where no space is found, all of the text is tokenised, as far as `most_chars` allows: a token costs hundreds of bytes
+while it is made, so that nobody may ask for millions of them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,25 @@ MARGIN = 16
 """Normalizers that collapse or prepend blanks can change a token next to the cut; so many are left out of account."""
 WINDOW = 4096
 TRIES = 64
+READ_CHARS = 65_536
+"""A text up to this size is read whole where it must be, whatever the model takes."""
+DENSE = 32
+SPARSE = 250
+"""What is longer, and cannot be cut well, is cut anywhere: after DENSE characters a token that is kept, and where those
+are not enough after SPARSE, the bound of Text Embeddings Inference."""
+
+
+def most_chars(max_tokens: int) -> int:
+    """So much of one text is tokenised at most for a model that takes `max_tokens`."""
+    return max(READ_CHARS, max_tokens * SPARSE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`."""
+    """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`.
+
+    A text that was not read to its end counts as one that is too long.
+    """
 
     ids: list[int]
     total: int
@@ -55,6 +70,7 @@ class TextTokenizer:
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
         self.prefix, self.suffix = _frame(self.raw, file)
         self.cuts_right, self.cuts_left = _words_stand_alone(self.raw)
+        self._added_ends = {token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip}
         self._ideographs = len(_parts(self.raw, "東京")) == 2
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
@@ -62,9 +78,9 @@ class TextTokenizer:
 
     def fit(self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int) -> list[Fitted]:
         """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay."""
-        size = max_tokens * CHARS_PER_TOKEN
+        size, most = max_tokens * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
         pieces = [
-            text if len(text) <= size else self.piece(text, direction, size)
+            text if len(text) <= size else self.piece(text, direction, size, most)
             for text, direction in zip(texts, directions, strict=True)
         ]
         fitted = []
@@ -76,17 +92,19 @@ class TextTokenizer:
                 fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens))
         return fitted
 
-    def piece(self, text: str, direction: Direction, size: int) -> str:
-        """At least `size` characters of the kept end, up to a space between words; `text` itself when there is none."""
+    def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
+        """At least `size` characters of the kept end, up to a space between words; where there is no such place within
+        `most` characters, those, or `text` itself when it has no more."""
         right = direction == "right"
-        if not (self.cuts_right if right else self.cuts_left):
+        if self.cuts_right if right else self.cuts_left:
+            while size < min(len(text), most):
+                at = self._boundary(text, size) if right else self._boundary_before(text, len(text) - size)
+                if at is not None:
+                    return text[:at] if right else text[at:]
+                size *= GROWTH
+        if len(text) <= most:
             return text
-        while size < len(text):
-            at = self._boundary(text, size) if right else self._boundary_before(text, len(text) - size)
-            if at is not None:
-                return text[:at] if right else text[at:]
-            size *= GROWTH
-        return text
+        return text[:most] if right else text[-most:]
 
     def chunks(self, text: str, size: int) -> Iterator[str]:
         """All of `text` in pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
@@ -114,7 +132,7 @@ class TextTokenizer:
             at = text.find(" ", at, stop)
             if at < 0:
                 return None
-            if text[at - 1].isalnum():
+            if self._ends_word(text[at - 1]):
                 return at
             at += 1
         return None
@@ -131,20 +149,28 @@ class TextTokenizer:
             at = text.rfind(" ", stop, at)
             if at < 0:
                 return None
-            if text[at - 1].isalnum():
+            if self._ends_word(text[at - 1]):
                 return at
         return None
 
+    def _ends_word(self, char: str) -> bool:
+        """Whether a space after it parts words, come what may: no blank, nothing that a normalizer takes away, and not
+        the end of an added token, which may take the space for itself."""
+        return (char.isalnum() or "!" <= char <= "~") and char not in self._added_ends
+
     def _cut(self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int) -> Fitted:
-        while piece is not text and len(ids) < max_tokens + MARGIN:
-            piece = self.piece(text, direction, len(piece) * GROWTH)
+        most = most_chars(max_tokens)
+        while piece is not text and len(piece) < most and len(ids) < max_tokens + MARGIN:
+            size = len(piece) * GROWTH
+            piece = self.piece(text, direction, size, min(most, max(READ_CHARS, size)))
             ids = self.raw.encode_batch_fast([piece])[0].ids
-        total, exact = len(ids), piece is text
-        if total <= max_tokens:
+        exact = piece is text
+        total = len(ids) if exact else max(len(ids), max_tokens + 1)
+        if len(ids) <= max_tokens:
             return Fitted(ids, total, exact)
         frame = len(self.prefix) + len(self.suffix)
         room = max(max_tokens - frame, 0)
-        start = len(self.prefix) if direction == "right" else total - len(self.suffix) - room
+        start = len(self.prefix) if direction == "right" else len(ids) - len(self.suffix) - room
         return Fitted([*self.prefix, *ids[start : start + room], *self.suffix], total, exact)
 
 
@@ -186,6 +212,9 @@ def _frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
 
 _LEFT = (
     "word",
+    "wow!",
+    "f(x).",
+    "! '",
     "don't stop",
     "x=1, y2",
     "Größe",

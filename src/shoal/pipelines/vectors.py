@@ -7,14 +7,31 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shoal.errors import NotFinite, ShoalError
-from shoal.types import Array, Vectors
+from shoal.errors import InvalidValue, NotFinite, ShoalError, Unsupported
+from shoal.types import Array, Embed, Vectors
 
 Shape: TypeAlias = tuple[int | None, bool]
 """(dimensions to keep, or None for all; whether to normalise)."""
 
 TINY = 1e-12
 """Norms are taken as at least this, as in torch.nn.functional.normalize: a vector of zeros stays one."""
+
+
+def check_shape(task: Embed, dimension: int, *, gives_raw: bool) -> None:
+    """Raise InvalidValue for `dimensions` that a model of `dimension` cannot give, and Unsupported for a `normalize`
+    of false where the model has no other vectors than normalised ones (`gives_raw` false)."""
+    if task.dimensions is not None and not 1 <= task.dimensions <= dimension:
+        raise InvalidValue(
+            f"dimensions must be from 1 to {dimension}, the model's own; got {task.dimensions}", param="dimensions"
+        )
+    if not task.normalize and not gives_raw:
+        raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
+
+
+def shape_of(task: Embed, dimension: int, normalize: bool | None) -> Shape:
+    """What a task asks of its rows. `normalize` False: the model's setting that its rows stay as it gives them."""
+    dimensions = None if task.dimensions == dimension else task.dimensions
+    return (dimensions, task.normalize and normalize is not False)
 
 
 def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]:

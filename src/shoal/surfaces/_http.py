@@ -99,6 +99,7 @@ class Front:
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
         operation = route.operation
+        request.gate = self._gate
         request.client, request.key_class = self._gate.admit(request, operation.access)
         request.parameter = route.parameter
         if operation.method != "GET":
@@ -193,7 +194,8 @@ def _cut_short(request: Request, error: Exception) -> int:
 
 
 def _log_bug(request: Request, error: Exception) -> None:
-    log.error("request %s failed: %s %s", request.id, request.method, request.path, exc_info=error)
+    message = "request %s failed: %s %s"
+    log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})
 
 
 def _log_access(request: Request, status: int, level: int) -> None:

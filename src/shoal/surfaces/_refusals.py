@@ -33,7 +33,10 @@ def with_refusals(surface: Surface, operation: Operation) -> Operation:
         status, headers, _ = surface.render_error(kind("."))
         media_type = headers.get("content-type", "").partition(";")[0]
         told: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
-        errors[status] = tuple(dict.fromkeys((*errors.get(status, ()), *told)))
+        declared = errors.get(status, ())
+        if told == (surface.error,) and any(each is not str for each in declared):
+            continue  # the operation knows better what JSON stands under this status
+        errors[status] = tuple(dict.fromkeys((*declared, *told)))
     return dataclasses.replace(operation, errors=errors)
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
 
+from shoal.core.protocols import Access
+from shoal.errors import InternalError
 from shoal.types import Context, Embedded, TrafficClass
+
+if TYPE_CHECKING:
+    from shoal.surfaces._auth import Gate
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
@@ -21,7 +27,8 @@ class Options:
     """The settings that surfaces read, under the names that they have everywhere.
 
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
-    `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics.
+    `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics. `metrics_default`: what
+    /metrics answers to who does not say which form it wants.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +45,7 @@ class Options:
     client_header: str = ""
     cors_origins: tuple[str, ...] = ()
     metrics: Callable[[], bytes] | None = None
+    metrics_default: Literal["prometheus", "json"] = "prometheus"
 
     @classmethod
     def of(cls, settings: object, metrics: Callable[[], bytes] | None = None) -> Options:
@@ -59,10 +67,10 @@ class Reply:
 class Request:
     """One HTTP request. `headers` has lower-case names; of a repeated header it holds the last.
 
-    `body` is there before the endpoint is called, for methods that have one. `parameter` is the trailing path
-    parameter. `started` and `deadline` are seconds of the monotonic clock. `client` is who fairness counts, `key_class`
-    the class of the caller's key. `begun`: the head of a stream is out. `model`, `items` and `result` are the
-    endpoint's to set, for the access log.
+    `body` is there before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
+    what follows the "?", `gate` who judged the caller. `started` and `deadline` are seconds of the monotonic clock.
+    `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
+    `model`, `items` and `result` are the endpoint's to set, for the access log.
     """
 
     __slots__ = (
@@ -71,6 +79,7 @@ class Request:
         "body_read",
         "client",
         "deadline",
+        "gate",
         "handed_over",
         "headers",
         "id",
@@ -81,6 +90,7 @@ class Request:
         "parameter",
         "path",
         "peer",
+        "query",
         "result",
         "started",
     )
@@ -92,6 +102,7 @@ class Request:
         if root and path.startswith(root):
             path = path[len(root) :]
         self.path = path
+        self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
@@ -100,6 +111,7 @@ class Request:
         self.deadline = math.inf
         self.id = ""
         self.client = ""
+        self.gate: Gate | None = None
         self.key_class: TrafficClass | None = None
         self.body = b""
         self.body_read = False
@@ -129,6 +141,17 @@ class Request:
         """For the gateway, which from here on counts what becomes of the request."""
         self.handed_over = True
         return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
+
+    def demand(self, access: Access) -> None:
+        """Ask for more than the route does, once it is known what the body wants. Raises Unauthorized or Forbidden."""
+        if self.gate is None:
+            raise InternalError("a request that never passed the gate asks for a right")
+        self.gate.admit(self, access)
+
+    def argument(self, name: str) -> str | None:
+        """A parameter of the query, decoded; the last of several, and None where there is none."""
+        found = dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)) if self.query else {}
+        return found.get(name)
 
     def accepts_json(self) -> bool:
         """The client asked for JSON by name; `*/*` is no such wish."""

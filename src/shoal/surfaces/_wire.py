@@ -16,6 +16,20 @@ log = logging.getLogger("shoal.http")
 
 T = TypeVar("T")
 
+
+class FieldError(WrongType):
+    """WrongType that says more: `at` is the path in the body ("" for all of it), `reason` what is wrong there.
+
+    `missing`: the field is not there at all.
+    """
+
+    def __init__(self, message: str, *, at: str, reason: str, missing: bool = False) -> None:
+        super().__init__(message, param=_first_name(at))
+        self.at = at
+        self.reason = reason
+        self.missing = missing
+
+
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
 
@@ -115,6 +129,14 @@ _MISSING = re.compile(r"(?s)Object missing required field `([^`]+)`")
 _FIRST_NAME = re.compile(r"\.?(\w+)")
 
 
+def plain(body: bytes) -> Any:
+    """JSON of any kind. Raises Malformed."""
+    try:
+        return msgspec.json.decode(body)
+    except _NOT_JSON as error:
+        raise _malformed(error) from None
+
+
 def _malformed(error: Exception) -> RequestError:
     if isinstance(error, RecursionError):
         return Malformed("The body is nested too deeply.")
@@ -131,9 +153,10 @@ def _wrong_type(error: msgspec.ValidationError) -> RequestError:
     if found := _MISSING.match(text):
         name = found[1]
         at = f"{where}.{name}".lstrip(".")
-        return WrongType(f"Missing required field '{at}'.", param=_first_name(at))
-    subject = f"'{where.lstrip('.')}'" if where else "The body"
-    return WrongType(f"{subject} is invalid: {text[:1].lower()}{text[1:]}.", param=_first_name(where))
+        return FieldError(f"Missing required field '{at}'.", at=at, reason="Field required", missing=True)
+    at = where.lstrip(".")
+    subject = f"'{at}'" if where else "The body"
+    return FieldError(f"{subject} is invalid: {text[:1].lower()}{text[1:]}.", at=at, reason=text)
 
 
 def _first_name(path: str) -> str | None:
@@ -200,49 +223,6 @@ class EmbeddingsResponse(msgspec.Struct, kw_only=True):
     data: Annotated[list[OpenAIEmbedding], Meta(description="One entry an input, in the order of the inputs.")]
     model: str
     usage: Usage
-
-
-class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    value: Literal["loaded", "loading", "unloaded"]
-    failed: bool = False
-    error: str | None = None
-
-
-class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A served model. What is only known of a loaded one is absent before."""
-
-    id: str
-    object: Literal["model"]
-    created: Annotated[int, Meta(description="Unix time at which it began to be served.")]
-    owned_by: Literal["shoal"]
-    status: ModelStatus
-    aliases: list[str] = []
-    default_for: Annotated[list[str], Meta(description="Tasks that go to it when no model is named.")] = []
-    tasks: list[str] = []
-    backend: str | None = None
-    source: str | None = None
-    revision: str | None = None
-    dimension: int | None = None
-    max_input_tokens: int | None = None
-    precision: str | None = None
-    pooling: str | None = None
-    prompts: Annotated[dict[str, str], Meta(description="Prompts by name.")] = {}
-    default_prompt_name: str | None = None
-    space: (
-        Annotated[
-            str,
-            Meta(
-                description="Hash of weights, pooling, prompts and normalisation: equal means vectors may be compared."
-            ),
-        ]
-        | None
-    ) = None
-    verified: Annotated[str, Meta(description="How the load-time check against a second path went.")] | None = None
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[ModelEntry]
 
 
 class OpenAIErrorDetail(msgspec.Struct, kw_only=True):

@@ -10,8 +10,9 @@ import msgspec
 
 from shoal._version import __version__
 from shoal.core.protocols import Operation
-from shoal.errors import ShoalError
-from shoal.surfaces import _wire
+from shoal.errors import InvalidValue, ShoalError
+from shoal.surfaces import _statistics, _wire
+from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, TEXT, Options, Reply, Request
 from shoal.surfaces.openai import render_error
 
@@ -33,6 +34,7 @@ class Health:
 
     def __init__(self, options: Options) -> None:
         self._metrics = options.metrics
+        self._json_first = options.metrics_default == "json"
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         state = _State(gateway)
@@ -72,14 +74,18 @@ class Health:
         ]
         if self._metrics is not None:
             operations.append(
-                Operation(
+                Described(
                     method="GET",
                     path="/metrics",
-                    endpoint=_Metrics(self._metrics),
-                    summary="Metrics for Prometheus",
+                    endpoint=_Metrics(gateway, self._metrics, json_first=self._json_first),
+                    summary="Metrics for Prometheus, or statistics of each model as JSON",
                     quiet=True,
-                    response=str,
-                    media_type="text/plain",
+                    response=_statistics.Statistics if self._json_first else str,
+                    media_type="application/json" if self._json_first else "text/plain",
+                    also=(("text/plain", str) if self._json_first else ("application/json", _statistics.Statistics),),
+                    errors={400: _wire.OpenAIError},
+                    description="JSON with `Accept: application/json`, in the shape of Triton's ModelStatistics.",
+                    query={"format": "`json` or `prometheus`: stronger than `Accept`."},
                 )
             )
         return operations
@@ -121,8 +127,27 @@ class _State:
 
 
 class _Metrics:
-    def __init__(self, render: Callable[[], bytes]) -> None:
+    def __init__(self, gateway: Gateway, render: Callable[[], bytes], *, json_first: bool) -> None:
+        self._gateway = gateway
         self._render = render
+        self._json_first = json_first
 
     async def __call__(self, request: Request) -> Reply:
+        if self._as_json(request):
+            return Reply(200, [JSON], _statistics.encoded(await self._gateway.statistics()))
         return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render))
+
+    def _as_json(self, request: Request) -> bool:
+        match request.argument("format"):
+            case "json":
+                return True
+            case "prometheus":
+                return False
+            case None:
+                accepted = request.headers.get(b"accept", b"")
+                if b"application/json" in accepted:
+                    return True
+                # Prometheus names text or OpenMetrics, browsers text/html: whoever names a text gets one.
+                return self._json_first and not (b"text/" in accepted or b"openmetrics" in accepted)
+            case other:
+                raise InvalidValue(f"format={other[:64]!r} is neither json nor prometheus.", param="format")

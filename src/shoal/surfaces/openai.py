@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
 from shoal.core.protocols import Operation
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, WrongType
-from shoal.surfaces import _facts, _rows, _status, _wire
+from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
+from shoal.surfaces import _wire_models as wire
+from shoal.surfaces._listing import served
+from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, Options, Reply, Request
 from shoal.types import Direction, Embed, Embedded, TextItem
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
-    from shoal.core.registry import ModelCard
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), _wire.OpenAIError)
 _READ_ERRORS: dict[int, Any] = {500: _wire.OpenAIError}
-_STATES = {"ready": "loaded", "loading": "loading"}
+_CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), _wire.OpenAIError)
 _ENCODE = msgspec.json.Encoder()
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
 
@@ -33,44 +35,21 @@ class OpenAI:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         embeddings = _Embeddings(gateway, self._options.max_inputs)
-        models = _Models(gateway)
-        operations: list[Operation] = []
-        for prefix in ("/v1", ""):
-            operations.append(
-                Operation(
-                    method="POST",
-                    path=f"{prefix}/embeddings",
-                    endpoint=embeddings,
-                    summary="Embed texts",
-                    request=_wire.EmbeddingsRequest,
-                    response=_wire.EmbeddingsResponse,
-                    errors=_ERRORS,
-                    headers=_facts.DOCUMENTED,
-                    example=_EXAMPLE,
-                )
-            )
-            operations += [
-                Operation(
-                    method=method,
-                    path=f"{prefix}/models",
-                    endpoint=models.list,
-                    summary="List the served models",
-                    response=_wire.ModelList,
-                    errors=_READ_ERRORS,
-                )
-                for method in ("GET", "POST")
-            ]
-        operations.append(
+        operations = [
             Operation(
-                method="GET",
-                path="/v1/models/{id:path}",
-                endpoint=models.show,
-                summary="Show one model",
-                response=_wire.ModelEntry,
-                errors={**_READ_ERRORS, 404: _wire.OpenAIError},
+                method="POST",
+                path=f"{prefix}/embeddings",
+                endpoint=embeddings,
+                summary="Embed texts",
+                request=_wire.EmbeddingsRequest,
+                response=_wire.EmbeddingsResponse,
+                errors=_ERRORS,
+                headers=_facts.DOCUMENTED,
+                example=_EXAMPLE,
             )
-        )
-        return operations
+            for prefix in ("/v1", "")
+        ]
+        return [*operations, *_managing(_Models(gateway))]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return render_error(error)
@@ -157,43 +136,107 @@ def _base64_entry(index: int, row: Any) -> bytes:
     return b'{"object":"embedding","index":%d,"embedding":"%b"}' % (index, _rows.base64(row))
 
 
+def _managing(models: _Models) -> list[Operation]:
+    operations: list[Operation] = [
+        Operation(
+            method="GET",
+            path="/v1/models",
+            endpoint=models.list,
+            summary="List the served models",
+            response=wire.ModelList,
+            errors=_READ_ERRORS,
+        ),
+        Described(
+            method="POST",
+            path="/v1/models",
+            endpoint=models.download,
+            summary="List the served models, or download one",
+            request=wire.ModelRequest,
+            response=(wire.ModelList, wire.Managed),
+            errors=_CHANGE_ERRORS,
+            description="With an empty body as GET. With a `model`, which asks for an admin key, its files are fetched "
+            "and nothing more.",
+            example={},
+            query=_jobs.WAIT,
+            accepted=wire.JobStatus,
+            optional=True,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/models/{id:path}",
+            endpoint=models.show,
+            summary="Show one model",
+            response=wire.ModelEntry,
+            errors={**_READ_ERRORS, 404: _wire.OpenAIError},
+        ),
+    ]
+    changes: list[tuple[Literal["POST", "DELETE"], str, Any, str, Any, Any]] = [
+        ("POST", "/load", models.load, "Load a model", wire.LoadSettings, wire.Managed),
+        ("POST", "/unload", models.unload, "Unload a model", None, wire.Managed),
+        ("DELETE", "", models.delete, "Unload a model and delete its files", None, wire.Deleted),
+    ]
+    operations += [
+        Described(
+            method=method,
+            path="/v1/models/{id:path}" + suffix,
+            endpoint=endpoint,
+            summary=summary,
+            access="admin",
+            request=request,
+            response=response,
+            errors=_CHANGE_ERRORS,
+            example=None if request is None else {"backend": "local"},
+            query=_jobs.WAIT,
+            accepted=wire.JobStatus,
+            optional=True,
+        )
+        for method, suffix, endpoint, summary, request, response in changes
+    ]
+    return operations
+
+
 class _Models:
-    """Answers from memory: interfaces ask this on every page, and a busy or broken model must not delay them."""
+    """Lists from memory: interfaces ask for them on every page, and a busy or broken model must not delay them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._decode_model = _wire.Decoder(wire.ModelRequest, "openai")
+        self._decode_settings = _wire.Decoder(wire.LoadSettings, "openai")
 
     async def list(self, request: Request) -> Reply:
-        entries = [_entry(card) for card in self._gateway.models()]
-        return Reply(200, [JSON], _ENCODE.encode(_wire.ModelList(data=entries)))
+        return _jobs.encoded(wire.ModelList(data=[served(card) for card in self._gateway.models()]))
 
     async def show(self, request: Request) -> Reply:
-        return Reply(200, [JSON], _ENCODE.encode(_entry(self._gateway.model(request.parameter))))
+        return _jobs.encoded(served(self._gateway.model(request.parameter)))
 
+    async def download(self, request: Request) -> Reply:
+        asked = self._decode_model(request.body or b"{}")
+        if asked.model is None:
+            return await self.list(request)
+        request.demand("admin")
+        name = _jobs.checked_source(asked.model)
+        wait = _jobs.waits(request)
+        job = _jobs.lifecycle_of(self._gateway).download(name)
+        return await _jobs.settle(request, job, wait=wait) or _jobs.encoded(wire.Managed(model=job.model))
 
-def _entry(card: ModelCard) -> _wire.ModelEntry:
-    value = cast(Any, _STATES.get(card.state, "unloaded"))
-    entry = _wire.ModelEntry(
-        id=card.name,
-        object="model",
-        created=card.created,
-        owned_by="shoal",
-        status=_wire.ModelStatus(value=value, failed=card.state == "failed", error=card.error),
-        aliases=list(card.aliases),
-        default_for=list(card.default_for),
-    )
-    facts = card.facts
-    if facts is not None:
-        entry.tasks = list(facts.tasks)
-        entry.backend = facts.backend
-        entry.source = facts.source
-        entry.revision = facts.revision or None
-        entry.dimension = facts.dimension
-        entry.max_input_tokens = facts.max_input_tokens
-        entry.precision = facts.precision or None
-        entry.pooling = facts.pooling or None
-        entry.prompts = dict(facts.prompts)
-        entry.default_prompt_name = facts.default_prompt_name
-        entry.space = facts.space or None
-        entry.verified = facts.verified or None
-    return entry
+    async def load(self, request: Request) -> Reply:
+        asked = self._decode_settings(request.body or b"{}")
+        name = _jobs.checked_source(request.parameter)
+        wait = _jobs.waits(request)
+        job = _jobs.lifecycle_of(self._gateway).load(name, _jobs.load_options(asked.backend, asked.text_in))
+        return await _jobs.settle(request, job, wait=wait) or _jobs.encoded(wire.Managed(model=job.model))
+
+    async def unload(self, request: Request) -> Reply:
+        name = _jobs.checked_name(request.parameter)
+        wait = _jobs.waits(request)
+        job = _jobs.lifecycle_of(self._gateway).unload(name)
+        return await _jobs.settle(request, job, wait=wait) or _jobs.encoded(wire.Managed(model=job.model))
+
+    async def delete(self, request: Request) -> Reply:
+        name = _jobs.checked_name(request.parameter)
+        wait = _jobs.waits(request)
+        job = _jobs.lifecycle_of(self._gateway).delete(name)
+        reply = await _jobs.settle(request, job, wait=wait)
+        if reply is None:
+            _jobs.must_have_changed(job)
+        return reply or _jobs.encoded(wire.Deleted(id=job.model))

@@ -17,6 +17,7 @@ from shoal._version import __version__
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import ModelNotFound, ShoalError
 from shoal.surfaces import _status
+from shoal.surfaces._operation import Described
 from shoal.surfaces._refusals import each_of, with_refusals
 from shoal.surfaces._request import JSON, Reply, Request
 
@@ -55,6 +56,7 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
     },
 }
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_TEXT = {"type": "string"}
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 Table = Mapping[str, Sequence[Operation]]
@@ -192,20 +194,28 @@ class _Writer:
         }
         if operation.description:
             said["description"] = operation.description
-        if parameters := [*_path_parameters(operation.path), *self._request_headers(operation)]:
+        parameters = [*_path_parameters(operation.path), *_query_parameters(operation)]
+        if parameters := [*parameters, *self._request_headers(operation)]:
             said["parameters"] = parameters
         if operation.request is not None:
             content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
             if operation.example is not None:
-                content["example"] = self._named(operation.example)
-            said["requestBody"] = {"required": True, "content": {"application/json": content}}
+                content["example"] = self._named(operation)
+            required = not (isinstance(operation, Described) and operation.optional)
+            said["requestBody"] = {"required": required, "content": {"application/json": content}}
         return said
 
     def _responses(self, operation: Operation) -> dict[str, Any]:
         success: dict[str, Any] = {"description": "OK", "headers": self._refer({**REQUEST_ID, **operation.headers})}
         if operation.response is not None:
             success["content"] = self._content(operation.response, operation.media_type)
+            for media_type, kind in operation.also if isinstance(operation, Described) else ():
+                success["content"].update(self._content(kind, media_type))
         responses = {"200": success}
+        if isinstance(operation, Described) and operation.accepted is not None:
+            headers = {**REQUEST_ID, "location": "Where to look for the job."}
+            content = self._content(operation.accepted, "application/json")
+            responses["202"] = {"description": "Accepted", "headers": self._refer(headers), "content": content}
         for status, kinds in sorted(operation.errors.items()):
             response: dict[str, Any] = {
                 "description": PHRASES.get(status, "Refused"),
@@ -218,7 +228,8 @@ class _Writer:
         return responses
 
     def _content(self, kind: Any, media_type: str) -> dict[str, Any]:
-        return {media_type: {"schema": self._schema_of[id(kind)]}}
+        schemas = [self._schema_of[id(each)] for each in each_of(kind)]
+        return {media_type: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
     def _refer(self, headers: Mapping[str, str]) -> dict[str, Any]:
         """A header that says the same everywhere is written once."""
@@ -237,15 +248,19 @@ class _Writer:
         self._parameters.update({name: REQUEST_HEADERS[name] for name in names})
         return [{"$ref": f"#/components/parameters/{name}"} for name in names]
 
-    def _named(self, example: Any) -> Any:
-        if self._model and isinstance(example, dict) and "model" in example:
-            return {**example, "model": self._model}
+    def _named(self, operation: Operation) -> Any:
+        """The example with the model that is served here; what manages models is not tried out on that one."""
+        example = operation.example
+        if self._model and isinstance(example, dict) and operation.access != "admin":
+            return {**example, **{name: self._model for name in ("model", "model_name") if name in example}}
         return example
 
 
 def _types(operation: Operation) -> list[Any]:
     errors = [kind for kinds in operation.errors.values() for kind in each_of(kinds)]
-    return [kind for kind in (operation.request, operation.response, *errors) if kind is not None]
+    more = (operation.accepted, *(kind for _, kind in operation.also)) if isinstance(operation, Described) else ()
+    kinds = (operation.request, *each_of(operation.response), *more, *errors)
+    return [kind for kind in kinds if kind is not None]
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -258,6 +273,15 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             **({"description": "May hold slashes."} if found[2] else {}),
         }
         for found in PARAMETER.finditer(path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if not isinstance(operation, Described):
+        return []
+    return [
+        {"name": name, "in": "query", "required": name in operation.needed, "description": text, "schema": _TEXT}
+        for name, text in operation.query.items()
     ]
 
 

@@ -45,6 +45,19 @@ def test_a_failed_model_says_why() -> None:
     assert "try" not in found
 
 
+def test_a_model_that_waits_says_for_what() -> None:
+    """Its server may come at any time."""
+    found = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
+    assert found["model"] == "org/name  loading: waiting for triton://far:8001: refused"
+
+
+def test_without_a_model_the_next_step_is_said() -> None:
+    """Clients may load what they want."""
+    found = banner(Settings())
+    assert found["model"] == "none yet: shoal load NAME --url http://127.0.0.1:8080"
+    assert "try" not in found
+
+
 def test_the_line_to_try_is_a_valid_command() -> None:
     """A shell splits it into a POST of valid JSON to a model that embeds."""
     words = shlex.split(banner(Settings(), card("a/b"))["try"])

@@ -141,6 +141,28 @@ class TestConfig:
         assert rows["truncate"] == ["false", "--no-truncate"]
         assert rows['models."m".max_batch_size'] == ["9", str(file)]
 
+    def test_a_preset_and_its_variables_are_sources(self) -> None:
+        """`--as` shows what the other server's environment comes to."""
+        environ = {"TRITON_SERVER_URL": "http://t", "COLUMNS": "300"}
+        result = runner.invoke(app, ["config", "--as", "triton-grpc-proxy"], env=environ)
+        rows = {line.split()[0]: line.strip().split(maxsplit=2)[1:] for line in result.stdout.splitlines()}
+        assert rows["port"] == ["8080", "preset triton-grpc-proxy"]
+        assert rows["models"] == ["model=triton://t:8001#model@1", "TRITON_SERVER_URL"]
+        assert rows['models."model".input_names'] == ["text=text", "preset triton-grpc-proxy"]
+        found = json.loads(
+            runner.invoke(app, ["config", "--json"], env={**environ, "SHOAL_AS": "inference-server"}).stdout
+        )
+        assert found["preset"] == "inference-server"
+        assert found["settings"]["port"] == {"value": 8686, "source": "preset inference-server"}
+
+    def test_an_unknown_preset_is_a_usage_error(self) -> None:
+        """The line lists what exists."""
+        result = runner.invoke(app, ["serve", "--as", "nothing-like-it"])
+        assert result.exit_code == 2
+        assert result.stderr == (
+            "error: --as: 'nothing-like-it' is not a preset: there are triton-grpc-proxy, inference-server\n"
+        )
+
     def test_warnings_go_to_standard_error(self) -> None:
         """Standard output stays what the reader asked for."""
         result = runner.invoke(app, ["config", "--json"], env={"SHOAL_MAX_BATCHSIZE": "3"})

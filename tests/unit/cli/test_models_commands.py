@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
-from shoal.cli.models import age_text, size_text
 from shoal.errors import MissingExtra
-from shoal.models.address import parse_address
+from shoal.models.address import Address, parse_address
 from shoal.models.manifest import Manifest, Verdict, measure
+from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
+from shoal.settings import Settings
 from shoal.types import TextSpec
 
 Shoal = Callable[..., Result]
@@ -186,28 +188,61 @@ def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[
     assert [one.manifest.id for one in Store(home).entries()] == ["org/other"]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (90_868_376, "91 MB"), (999_600_000, "1.0 GB"), (12.34e9, "12.3 GB")],
-)
-def test_sizes_for_people(count: int, text: str) -> None:
-    """Sizes are in powers of ten, three digits at most."""
-    assert size_text(count) == text
+class TestTriton:
+    @pytest.fixture(autouse=True)
+    def composed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+        """What the commands ask of the composition root, instead of a Triton."""
+        asked: list[tuple[Any, ...]] = []
 
+        async def publish(address: Address, settings: Settings, progress: Progress) -> str:
+            asked.append((str(address), settings.triton_repository, settings.triton_instances))
+            return f"written to {settings.triton_repository}"
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-5, "just now"),
-        (59, "just now"),
-        (60, "1 minute ago"),
-        (7200, "2 hours ago"),
-        (3 * 86400, "3 days ago"),
-        (8 * 86400, "1 week ago"),
-        (61 * 86400, "2 months ago"),
-        (800 * 86400, "2 years ago"),
-    ],
-)
-def test_ages_for_people(seconds: float, text: str) -> None:
-    """Ages are in the largest unit that fits."""
-    assert age_text(seconds) == text
+        async def withdraw(name: str, settings: Settings) -> bool:
+            asked.append((name, settings.triton_repository))
+            return name == "org/tiny"
+
+        monkeypatch.setattr("shoal.triton.publish", publish, raising=False)
+        monkeypatch.setattr("shoal.triton.withdraw", withdraw, raising=False)
+        return asked
+
+    def test_pull_writes_into_a_repository(
+        self, shoal: Shoal, folder: Path, home: Path, composed: list[tuple[Any, ...]]
+    ) -> None:
+        """The model is in the store and in the repository, made as the flags say."""
+        flags = ["--to", "triton", "--triton-repository", "repo", "--triton-instances", "2"]
+        result = shoal("pull", f"file:{folder}", *flags)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.endswith(": written to repo\n")
+        assert composed == [(f"file:{folder}", "repo", 2)]
+        assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
+
+    def test_rm_takes_it_out_of_the_repository(
+        self, shoal: Shoal, put: Callable[..., Stored], home: Path, composed: list[tuple[Any, ...]]
+    ) -> None:
+        """The store keeps its own; a name that is not there is a failure."""
+        put("org/tiny")
+        result = shoal("rm", "org/tiny", "--from", "triton", "--triton-repository", "repo")
+        assert (result.exit_code, result.stdout) == (0, "removed org/tiny from repo\n"), result.output
+        assert len(Store(home).entries()) == 1
+        result = shoal("rm", "org/other", "--from", "triton", "--triton-repository", "repo")
+        assert result.exit_code == 1
+        assert result.stderr == "error: org/other is not in repo: look there for its name\n"
+        assert composed == [("org/tiny", "repo"), ("org/other", "repo")]
+
+    @pytest.mark.parametrize("words", [("pull", "org/tiny", "--to", "triton"), ("rm", "org/tiny", "--from", "triton")])
+    def test_a_repository_must_be_named(
+        self, shoal: Shoal, composed: list[tuple[Any, ...]], words: tuple[str, ...]
+    ) -> None:
+        """Before anything is fetched or removed; wrong usage, exit code 2."""
+        result = shoal(*words)
+        assert result.exit_code == 2
+        assert "--triton-repository DIR" in result.stderr
+        assert composed == []
+
+    def test_rm_has_one_place_to_remove_from(self, shoal: Shoal, composed: list[tuple[Any, ...]]) -> None:
+        """A server knows its own repository."""
+        result = shoal("rm", "m", "--from", "triton", "--url", "http://localhost:1", "--triton-repository", "repo")
+        assert result.exit_code == 2
+        assert "--url and --from exclude each other" in result.stderr
+        assert composed == []

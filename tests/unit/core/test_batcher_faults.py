@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript
 from shoal.core.batcher import Lane
-from shoal.core.protocols import Prepared, Tensors
+from shoal.core.protocols import Counted, Prepared, Tensors
 from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
 from shoal.types import Array, Embed, TextItem
 from tests.unit.core.conftest import Run, VirtualLoop, gathered, until
@@ -90,7 +91,7 @@ def test_wrong_number_of_rows_is_the_engines_failure(
         lane = make_lane(SLOW, observer=reports)
         finish = lane.pipeline.finish
 
-        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | Counted | ShoalError]:
             rows = finish(outputs, batch)
             return [*rows, rows[0]][: len(rows) + count]
 
@@ -114,9 +115,9 @@ def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monk
         lane = make_lane(SLOW)
         finish = lane.pipeline.finish
 
-        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | Counted | ShoalError]:
             rows = finish(outputs, batch)
-            return [row if isinstance(row, ShoalError) else row[: 10 + number] for number, row in enumerate(rows)]
+            return [row[: 10 + number] if isinstance(row, np.ndarray) else row for number, row in enumerate(rows)]
 
         with monkeypatch.context() as patch:
             patch.setattr(lane.pipeline, "finish", ragged)

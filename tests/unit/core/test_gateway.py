@@ -269,6 +269,34 @@ async def test_ready_needs_every_model() -> None:
     assert not other.ready()
 
 
+async def test_only_models_named_at_start_count_for_readiness() -> None:
+    """One that was loaded later may come, fail and go; one that sleeps can answer."""
+    gate, _ = gateway(Embedder())
+    gate.registry.add(Model("later", required=False))
+    assert gate.ready()
+    gate.registry.add(sleeper := Model("sleeper", resting=True))
+    assert gate.ready()
+    sleeper.resting = False
+    assert not gate.ready()
+
+
+@pytest.mark.parametrize("error", [None, EngineFailed("x"), ZeroDivisionError(), asyncio.CancelledError()])
+@pytest.mark.parametrize("task", ["embed", "generate"])
+async def test_requests_in_flight_are_counted(task: TaskKind, error: BaseException | None) -> None:
+    """From before it is looked at until it has left, whatever became of it."""
+    runner = Embedder(("embed", "generate"), error=error, release=asyncio.Event())
+    gate, _ = gateway(runner)
+    model, idle = gate.registry.find("m0"), []
+    model.idle = lambda: idle.append(model.inflight)
+    call = asyncio.create_task(gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
+    await until(lambda: bool(runner.begun))
+    assert model.inflight == 1
+    assert runner.release is not None
+    runner.release.set()
+    await gathered(call)
+    assert (model.inflight, idle) == (0, [0])
+
+
 async def test_an_observer_is_optional() -> None:
     """Without one everything works the same."""
     registry = Registry()

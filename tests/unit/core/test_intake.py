@@ -59,7 +59,7 @@ class Desk:
 
     def add(self, *inputs: TextItem) -> Pending:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
-        pending = Pending(task, ctx, traffic_of(task, ctx), 0.0)
+        pending = Pending(task, ctx, traffic_of(task, ctx), 0.0, [self.pipeline.estimate(item) for item in task.inputs])
         self.intake.add(pending)
         return pending
 

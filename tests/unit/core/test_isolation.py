@@ -16,6 +16,7 @@ from shoal.errors import (
     InternalError,
     NotFinite,
     OutOfMemory,
+    Overloaded,
     ShoalError,
     TransportFailed,
 )
@@ -41,6 +42,8 @@ from shoal.errors import (
         (InternalError("x"), 8, 8, True, "fail"),
         (NotFinite("x"), 8, 8, True, "fail"),
         (BackendError("x"), 8, 8, True, "fail"),
+        (Overloaded("x"), 8, 8, True, "again"),
+        (Overloaded("x"), 1, 0, False, "again"),
     ],
 )
 def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, ready: bool, expected: Step) -> None:

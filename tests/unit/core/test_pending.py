@@ -10,7 +10,7 @@ from tests.unit.core.lanes import context, embed
 
 def pending(count: int) -> Pending:
     """A request of so many inputs that arrived at 10.0, all of them queued then."""
-    made = Pending(embed(*map(str, range(count))), context(), "interactive", 10.0)
+    made = Pending(embed(*map(str, range(count))), context(), "interactive", 10.0, [1] * count)
     for index in range(count):
         prepared = Prepared(tensors={}, cost=1, group=(), outputs=(), tokens=1)
         made.items[index] = Item(

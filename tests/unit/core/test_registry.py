@@ -145,6 +145,47 @@ def test_cards_tell_what_is_known() -> None:
     assert (model.card().state, model.card().facts, model.card().error) == ("ready", runner.facts, None)
 
 
+def test_what_a_model_waits_for_is_in_its_refusal_and_card() -> None:
+    """Until it is loaded."""
+    model = Model("m")
+    model.note = "waiting for triton at h:1: connection refused"
+    assert model.card().note == model.note
+    with pytest.raises(ModelNotReady, match=r"is loading \(waiting for triton at h:1: connection refused\): try again"):
+        model.ready_runner()
+    model.loaded(Embedder())
+    assert model.card().note == ""
+
+
+def test_a_sleeper_keeps_its_facts() -> None:
+    """It is still the default of what it could do, and no more."""
+    sleeper, talks = ready("sleeper"), ready("talks", talks=True)
+    for happening in ("unload", "closed"):
+        sleeper.on(happening)
+    facts, sleeper.runner, sleeper.resting = sleeper.facts, None, True
+    names = registry(sleeper, talks)
+    assert (names.find(""), names.find("", "generate")) == (sleeper, talks)
+    card = sleeper.card()
+    assert (card.facts, card.sleeping, card.state) == (facts, True, "unloaded")
+    assert facts is not None
+
+
+def test_exact_names_are_got_without_a_hint() -> None:
+    """By name or alias; None for what is not there, and "" is no default here."""
+    names = registry(model := Model("m", ("al",)))
+    assert [names.get(name) for name in ("m", "al", "x", "")] == [model, model, None, None]
+
+
+def test_the_last_request_that_leaves_tells() -> None:
+    """Not each of them."""
+    model, idle = Model("m"), []
+    model.idle = lambda: idle.append(model.inflight)
+    for _ in range(3):
+        model.enter()
+    for left in (2, 1, 0):
+        model.leave()
+        assert (model.inflight, len(idle)) == (left, int(not left))
+
+
 def test_created_is_now() -> None:
     """In whole Unix seconds."""
     before = int(time.time())

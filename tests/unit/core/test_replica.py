@@ -6,7 +6,7 @@ import pytest
 
 from shoal.backends.fake import FakeEngine, FakeScript
 from shoal.core.protocols import CostModel, EngineFacts
-from shoal.core.replica import FIRST_PAUSE_S, LONGEST_PAUSE_S, Replica
+from shoal.core.replica import BUSY_PAUSE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Replica
 
 
 def replica(slots: int = 1, parallel: int = 0) -> tuple[Replica, FakeEngine]:
@@ -41,6 +41,32 @@ def test_pauses_grow_while_a_replica_is_lost_and_end_with_a_batch() -> None:
     one.finished(32, 0.001)
     one.lost(now)
     assert one.usable(now + FIRST_PAUSE_S)
+
+
+def test_batches_that_are_lost_together_are_one_loss() -> None:
+    """Several slots fail in the same moment: the pause is not doubled for each."""
+    one, _ = replica(slots=3)
+    for late in (0.0, 0.0, 0.5):
+        one.lost(50.0 + late)
+    assert one.usable(50.0 + FIRST_PAUSE_S)
+    one.lost(60.0)
+    assert not one.usable(60.0 + 2 * FIRST_PAUSE_S - 0.001)
+    assert one.usable(60.0 + 2 * FIRST_PAUSE_S)
+
+
+def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
+    """No batch goes there for as long as it said, else for 0.1 s; requests may still come in."""
+    one, engine = replica(slots=2)
+    one.hold(50.0, None)
+    assert (one.free(50.0), one.held(50.0), one.usable(50.0)) == (False, True, True)
+    assert (one.free(50.0 + BUSY_PAUSE_S), one.held(50.0 + BUSY_PAUSE_S)) == (True, False)
+    one.hold(51.0, 2.0)
+    one.hold(51.5, 0.5)
+    assert not one.free(52.999)
+    assert one.free(53.0)
+    one.hold(60.0, 1.0)
+    engine.online = False
+    assert not one.held(60.0)
 
 
 @pytest.mark.parametrize(("parallel", "idle"), [(0, [3, 1, 0]), (1, [1, 0, 0]), (2, [2, 0, 0])])

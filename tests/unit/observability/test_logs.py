@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.observability import logs
-from shoal.observability.logs import Format, configure, request_id
+from shoal.observability.logs import Format, configure
 
 
 class Terminal(io.StringIO):
@@ -88,19 +88,6 @@ def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
     """The message says what may be written instead."""
     with pytest.raises(ValueError, match="use one of debug, info"):
         configure("loud", stream=io.StringIO())
-
-
-def test_records_within_a_request_carry_its_id() -> None:
-    """The current request's id joins each record that has none of its own."""
-    stream = io.StringIO()
-    with configure(stream=stream):
-        token = request_id.set("abc")
-        logging.getLogger("shoal.core").info("inside")
-        request_id.reset(token)
-        logging.getLogger("shoal.core").info("outside")
-    inside, outside = (json.loads(line) for line in stream.getvalue().splitlines())
-    assert inside["request_id"] == "abc"
-    assert "request_id" not in outside
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

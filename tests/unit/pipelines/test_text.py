@@ -410,3 +410,45 @@ def _kind(factory: pytest.TempPathFactory, kind: str) -> tuple[TextPipeline, Tok
         model: TextSpec = spec()
         _MADE[kind] = (TextPipeline(tiny_tokenizers.save(plain, factory.mktemp(kind)), model, truncate=True), plain)
     return _MADE[kind]
+
+
+class TestPoolingHere:
+    """Engines that answer token vectors."""
+
+    def made(self, folder: Path, **changes: Any) -> TextPipeline:
+        fields: dict[str, Any] = {"pooled": "token_embeddings", "modules": ("normalize",), "prompts": PROMPTS}
+        return TextPipeline(folder, spec(**(fields | changes)), truncate=True)
+
+    def test_rows_are_pooled_over_their_own_tokens(self, folder: Path) -> None:
+        """Padding is left out, and so is a prompt that the model leaves out, without a mask to tell the engine."""
+        pipeline = self.made(folder, include_prompt=False)
+        plain, prompted = one(pipeline, "a fox"), one(pipeline, "a fox", prompt_name="query")
+        assert prompted.cost == plain.cost + 2
+        tokens = np.random.default_rng(2).normal(size=(3, prompted.cost + 1, 8)).astype(np.float32)
+        vectors = pipeline.finish({"token_embeddings": tokens}, [plain, prompted])
+        for row, kept in enumerate((tokens[0, : plain.cost], tokens[1, 3 : prompted.cost])):
+            mean, vector = kept.mean(axis=0), vectors[row]
+            assert isinstance(vector, np.ndarray)
+            np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=1e-5)
+
+    def test_raw_vectors_can_always_be_had(self, folder: Path) -> None:
+        """A final Normalize is done here or not at all."""
+        pipeline = self.made(folder, sentence_embedding="token_embeddings")
+        pipeline.check(embed(normalize=False))
+        prepared = one(pipeline, "a", normalize=False)
+        tokens = np.full((1, prepared.cost, 8), 3, np.float16)
+        np.testing.assert_array_equal(pipeline.finish({"token_embeddings": tokens}, [prepared])[0], [3.0] * 8)
+
+    @pytest.mark.parametrize("changes", [{"pooling": "median"}, {"modules": ("dense:tanh", "normalize")}])
+    def test_what_cannot_be_done_here_is_refused(self, folder: Path, changes: dict[str, Any]) -> None:
+        """Modules with weights are the graph's."""
+        with pytest.raises(ModelFileError, match=r"median|a dense:tanh follows"):
+            self.made(folder, **changes)
+
+
+def test_a_model_whose_rows_stay_as_they_are(folder: Path) -> None:
+    """The operator's word is stronger than a request's default."""
+    pipeline = TextPipeline(folder, spec(), truncate=True, normalize=False)
+    row = np.arange(8, dtype=np.float32)
+    vectors = pipeline.finish({"pooled": row[None]}, [one(pipeline, "a")])
+    np.testing.assert_array_equal(vectors[0], row)

@@ -14,6 +14,7 @@ from openapi_spec_validator import validate
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import ModelNotFound, RouteNotFound
 from shoal.surfaces import SURFACES, Options
+from shoal.surfaces._operation import Described
 from shoal.surfaces._request import Reply, Request
 from shoal.surfaces.openapi import OpenApi, document, operation_id, template
 
@@ -140,6 +141,54 @@ def test_request_headers_are_told_where_they_count() -> None:
     assert names == ["x-request-id", "x-request-timeout", "x-shoal-class"]
     assert "parameters" not in made["paths"]["/count"]["get"]
     assert "parameters" not in made["paths"]["/x"]["post"]
+
+
+DESCRIBED = Described(
+    method="POST",
+    path="/feed/{name:path}/now",
+    endpoint=endpoint,
+    summary="Feed a pet",
+    request=Pet,
+    response=(Pet, Problem),
+    accepted=list[Pet],
+    also=(("text/plain", str),),
+    optional=True,
+    query={"wait": "Or not.", "what": "Of it."},
+    needed=frozenset({"what"}),
+    access="admin",
+    example={"model": "any", "name": "x"},
+)
+
+
+def test_what_some_operations_say_beyond() -> None:
+    """Parameters of the query, a body that may be left out, several answers, and 202."""
+    made = document({"pets": [DESCRIBED]}, "org/name")
+    validate(made)
+    post = made["paths"]["/feed/{name}/now"]["post"]
+    assert [(each["name"], each["in"], each["required"]) for each in post["parameters"][:3]] == [
+        ("name", "path", True),
+        ("wait", "query", False),
+        ("what", "query", True),
+    ]
+    assert post["requestBody"]["required"] is False
+    pet, problem = ({"$ref": f"#/components/schemas/{name}"} for name in ("Pet", "Problem"))
+    success = post["responses"]["200"]["content"]
+    assert success == {
+        "application/json": {"schema": {"anyOf": [pet, problem]}},
+        "text/plain": {"schema": {"type": "string"}},
+    }
+    accepted = post["responses"]["202"]
+    assert accepted["content"] == {"application/json": {"schema": {"type": "array", "items": pet}}}
+    assert set(accepted["headers"]) == {"x-request-id", "location"}
+
+
+def test_examples_of_what_manages_models_stay() -> None:
+    """Who tries out a deletion as it stands should not lose the model that is served."""
+    post = document({"pets": [DESCRIBED]}, "org/name")["paths"]["/feed/{name}/now"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"model": "any", "name": "x"}
+    infer = operation(request=Pet, example={"model_name": "any"})
+    post = document({"pets": [infer]}, "org/name")["paths"]["/pets"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"model_name": "org/name"}
 
 
 def test_security_follows_access() -> None:

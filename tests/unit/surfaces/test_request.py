@@ -1,4 +1,4 @@
-"""Options are the settings under the same names."""
+"""Options are the settings under the same names; a request reads no more than it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 
 from shoal.config import Settings
-from shoal.surfaces import Options
+from shoal.errors import InternalError
+from shoal.surfaces import Options, Request
 
 
 def test_options_are_settings() -> None:
@@ -23,3 +24,38 @@ def test_a_missing_setting_is_noticed() -> None:
     """An option without its setting is a mistake of ours, and loud."""
     with pytest.raises(AttributeError):
         Options.of(object())
+
+
+def request(query: str) -> Request:
+    return Request({"method": "GET", "path": "/", "headers": [], "query_string": query.encode()}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("", None),
+        ("other=1", None),
+        ("model", ""),
+        ("model=", ""),
+        ("model=org%2Fname", "org/name"),
+        ("model=a+b&wait=false", "a b"),
+        ("model=a&model=b", "b"),
+        ("model=%C3%A9", "é"),
+        ("model=%FF", "\ufffd"),
+        ("model=%00", "\0"),
+    ],
+)
+def test_arguments(query: str, value: str | None) -> None:
+    """Decoded, the last of several; bytes that are no text cannot raise."""
+    assert request(query).argument("model") == value
+
+
+def test_a_scope_without_a_query() -> None:
+    """ASGI lets servers leave it out."""
+    assert Request({"method": "GET", "path": "/", "headers": []}, 0.0).argument("model") is None
+
+
+def test_rights_are_closed_where_nobody_judged() -> None:
+    """A request that did not come through the front has none."""
+    with pytest.raises(InternalError):
+        request("").demand("user")

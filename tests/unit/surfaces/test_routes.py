@@ -42,6 +42,14 @@ def table(*surfaces: Named) -> Routes:
 
 
 ONE = Named("one", ("GET", "/a"), ("POST", "/a"), ("GET", "/a/{id:path}"), ("GET", "/"))
+THREE = Named(
+    "three",
+    ("GET", "/m"),
+    ("GET", "/m/{id:path}"),
+    ("DELETE", "/m/{id:path}"),
+    ("POST", "/m/{id:path}/load"),
+    ("POST", "/m/{id:path}/unload"),
+)
 TWO = Named("two", ("POST", "/b"), ("GET", "/a/b/{id:path}"))
 
 
@@ -97,8 +105,58 @@ def test_two_claims_of_one_route() -> None:
         table(ONE, Named("three", ("GET", "/a/")))
 
 
-@pytest.mark.parametrize("path", ["/a/{id}", "/a/{id:path}/b", "/a{id:path}"])
+@pytest.mark.parametrize("path", ["/a/{id}", "/a/{id:path}/B", "/a/{id:path}/b/c", "/a{id:path}", "/a/{i d:path}"])
 def test_paths_that_are_not_understood(path: str) -> None:
-    """A parameter is one, the last, and a whole tail."""
-    with pytest.raises(ValueError, match="trailing"):
+    """A parameter is one, and the whole tail, or all of it but one word."""
+    with pytest.raises(ValueError, match="a path may hold one"):
         table(Named("four", ("GET", path)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "summary", "parameter"),
+    [
+        ("POST", "/m/x/load", "POST /m/{id:path}/load", "x"),
+        ("POST", "/m/org/name/load/", "POST /m/{id:path}/load", "org/name"),
+        ("POST", "/m/x/unload", "POST /m/{id:path}/unload", "x"),
+        ("POST", "/m/org/load/load", "POST /m/{id:path}/load", "org/load"),
+        ("GET", "/m/org/load", "GET /m/{id:path}", "org/load"),
+        ("HEAD", "/m/org/load", "GET /m/{id:path}", "org/load"),
+        ("DELETE", "/m/org/unload", "DELETE /m/{id:path}", "org/unload"),
+        ("GET", "/m/load", "GET /m/{id:path}", "load"),
+    ],
+)
+def test_suffixes(method: str, path: str, summary: str, parameter: str) -> None:
+    """A word after the parameter is a route of its own; to a method that it does not have, it belongs to the name."""
+    found = table(THREE).find(method, path)
+    assert isinstance(found, Route)
+    assert (found.operation.summary, found.parameter) == (summary, parameter)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/m/x/load", "DELETE, GET, HEAD, POST"),
+        ("POST", "/m/x", "DELETE, GET, HEAD"),
+        ("POST", "/m/load", "DELETE, GET, HEAD"),
+        ("POST", "/m//load", "DELETE, GET, HEAD"),
+        ("POST", "/m/xload", "DELETE, GET, HEAD"),
+        ("POST", "/m", "GET, HEAD"),
+    ],
+)
+def test_suffixes_missed(method: str, path: str, allow: str) -> None:
+    """A name is needed before the word; the methods are those of both readings."""
+    routes = table(THREE)
+    found = routes.find(method, path)
+    assert isinstance(found, Miss)
+    assert isinstance(found.error, MethodNotAllowed)
+    assert found.error.allow == allow == routes.allowed(path)
+
+
+def test_a_suffix_alone() -> None:
+    """Where nothing stands without it, other paths are unknown."""
+    routes = table(Named("five", ("POST", "/m/{id:path}/load")))
+    assert isinstance(routes.find("POST", "/m/x/load"), Route)
+    missed = routes.find("POST", "/m/x")
+    assert isinstance(missed, Miss)
+    assert isinstance(missed.error, RouteNotFound)
+    assert routes.allowed("/m/x") == ""

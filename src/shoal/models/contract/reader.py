@@ -40,25 +40,29 @@ _ENDLESS = 10**9
 """transformers writes 1e30 for "no limit"; no tokenizer states a true limit near this."""
 
 
-def read_contract(folder: Path) -> Contract:
+def read_contract(folder: Path, *, elsewhere: bool = False) -> Contract:
     """Read and check every file that decides on the vectors.
 
     Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory. An
     unknown architecture is accepted only when the folder ships an ONNX graph (`encoder` is then None).
+    Of a model that runs `elsewhere` any architecture is, and what no file says is left open: config.json may be
+    missing, `dimension` and `max_tokens` are 0 then.
     """
     modules = read_modules(folder)
     path = modules.encoder_path if modules else ""
     prefix = f"{path}/" if path else ""
     config = read_object(folder, f"{prefix}config.json")
+    if config is None and elsewhere:
+        config = JsonFile(f"{prefix}config.json", {})
     if config is None:
         raise ModelFileError(
             "is missing; this is no transformers model, or it is incomplete", file=f"{prefix}config.json"
         )
-    encoder = _encoder(folder, config, path)
+    encoder = _encoder(folder, config, path, elsewhere)
     sentence = _sentence_config(folder, prefix) if modules else None
     after = modules.after if modules else ()
     pooling = modules.pooling if modules else Pooling()
-    width = _width(modules, encoder, config)
+    width = _width(modules, encoder, config, elsewhere)
     prompts, default, similarity = _prompts(folder) if modules else ({}, None, "cosine")
     return Contract(
         encoder_path=path,
@@ -66,7 +70,7 @@ def read_contract(folder: Path) -> Contract:
         pooling=pooling,
         modules=after,
         dimension=_dimension(width * len(pooling.modes), after),
-        max_tokens=_max_tokens(folder, prefix, sentence, encoder, config),
+        max_tokens=_max_tokens(_limits(folder, prefix, sentence, encoder, config), config, elsewhere),
         pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
         vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
         lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
@@ -86,17 +90,19 @@ def shipped_graph(folder: Path, encoder_path: str = "") -> str | None:
     return None
 
 
-def _encoder(folder: Path, config: JsonFile, path: str) -> Encoder | None:
+def _encoder(folder: Path, config: JsonFile, path: str, elsewhere: bool) -> Encoder | None:
     try:
         return read_encoder(config)
     except ModelFileError:
-        if shipped_graph(folder, path) is None:
+        if not elsewhere and shipped_graph(folder, path) is None:
             raise
         return None
 
 
-def _width(modules: Modules | None, encoder: Encoder | None, config: JsonFile) -> int:
+def _width(modules: Modules | None, encoder: Encoder | None, config: JsonFile, elsewhere: bool) -> int:
     if modules is None or modules.width is None:
+        if elsewhere and "hidden_size" not in config:
+            return encoder.hidden if encoder else 0
         return encoder.hidden if encoder else config.integer("hidden_size", least=1)
     if encoder is not None and modules.width != encoder.hidden:
         file, _, key = modules.pooling_file.partition(": ")
@@ -111,7 +117,7 @@ def _dimension(width: int, after: tuple[AfterPooling, ...]) -> int:
         takes, key = (
             (module.in_features, "in_features") if isinstance(module, Dense) else (module.dimension, "dimension")
         )
-        if takes != width:
+        if width and takes != width:
             raise ModelFileError(
                 f"takes {takes} dimensions, but {width} come in", file=f"{module.path}/config.json", key=key
             )
@@ -146,15 +152,21 @@ def _without_effect(config: JsonFile, group: str, known: frozenset[str]) -> None
             raise config.refuse(f"{group}.{key}", "is not supported; it may change the vectors")
 
 
-def _max_tokens(folder: Path, prefix: str, sentence: JsonFile | None, encoder: Encoder | None, config: JsonFile) -> int:
+def _max_tokens(limits: list[int], config: JsonFile, elsewhere: bool) -> int:
+    if not limits and not elsewhere:
+        raise config.refuse("max_position_embeddings", "neither this nor a max_seq_length says how long inputs may be")
+    return min(limits, default=0)
+
+
+def _limits(
+    folder: Path, prefix: str, sentence: JsonFile | None, encoder: Encoder | None, config: JsonFile
+) -> list[int]:
     limits = _stated_lengths(folder, prefix, sentence)
     if encoder is not None:
         limits.append(encoder.usable_positions)
     elif "max_position_embeddings" in config:
         limits.append(config.integer("max_position_embeddings", least=1))
-    if not limits:
-        raise config.refuse("max_position_embeddings", "neither this nor a max_seq_length says how long inputs may be")
-    return min(limits)
+    return limits
 
 
 def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[int]:

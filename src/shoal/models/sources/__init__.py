@@ -26,11 +26,13 @@ def fetch(
     access: Access | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    weights: bool = True,
 ) -> Fetched:
     """Put the files of a local address into the folder `into`, emptied first, or find them where they are (`file:`).
 
-    The default model is taken from the first of its sources that answers and must match its pinned hashes. Raises
-    SourceError with the next step, or Cancelled; what lies in `into` then is worth nothing.
+    The default model is taken from the first of its sources that answers and must match its pinned hashes. Without
+    `weights` only settings and vocabularies are fetched, for a model that runs elsewhere. Raises SourceError with the
+    next step, or Cancelled; what lies in `into` then is worth nothing.
     """
     access, progress, stop = access or Access(), progress or Progress(), stop or Stop()
     if not address.local:
@@ -46,7 +48,7 @@ def fetch(
             _empty(into)
         # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
         patience = 10.0 if source == sources[-1] else 3.0
-        job = Job(source, into, access, progress, stop, only=only, patience=patience)
+        job = Job(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
@@ -55,7 +57,7 @@ def fetch(
                 progress.noted(error.message)
             continue
         if pin is not None:
-            pin.check(fetched)
+            pin.check(fetched, weights=weights)
         return fetched
     raise SourceError("; ".join(failures))
 

@@ -38,7 +38,8 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One fetch. `only` limits the files to those names; `patience`: seconds for a source to answer at all."""
+    """One fetch. `only` limits the files to those names, `weights` False to what is not weights; `patience`: seconds
+    for a source to answer at all."""
 
     address: Address
     into: Path
@@ -47,11 +48,12 @@ class Job:
     stop: Stop
     only: frozenset[str] | None = None
     patience: float = 10.0
+    weights: bool = True
 
     def choose(self, names: Collection[str], folders: Iterable[str]) -> list[str]:
         """Those of a source's files that this job fetches. Raises SourceError when they make no model."""
         try:
-            chosen = choose(names, folders)
+            chosen = choose(names, folders, weights=self.weights)
         except SourceError as error:
             raise SourceError(f"{self.address}: {error.message}") from None
         return chosen if self.only is None else [name for name in chosen if name in self.only]

@@ -13,21 +13,23 @@ from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job
-from shoal.models.sources.select import is_weights, module_folders
+from shoal.models.sources.select import TOKENIZER, is_weights, module_folders
 
 
-def resolve(address: Address) -> Address:
+def resolve(address: Address, *, weights: bool = True) -> Address:
     """The same folder by its real absolute path, with a fingerprint of its files as the revision.
 
-    The fingerprint covers names, sizes and times, so it costs no reading. Raises SourceError when no model is there.
+    The fingerprint covers names, sizes and times, so it costs no reading. Raises SourceError when no model is there;
+    a tokenizer.json alone is one where no `weights` are asked for.
     """
+    needed = ("config.json", "modules.json") if weights else ("config.json", "modules.json", TOKENIZER)
     path = Path(address.target).expanduser()
     try:
         path = path.resolve(strict=True)
         if not path.is_dir():
             raise SourceError(f"{address} is a file: name the folder that holds the model")
-        if not any((path / name).is_file() for name in ("config.json", "modules.json")):
-            raise SourceError(f"{address} holds neither config.json nor modules.json: name the model's own folder")
+        if not any((path / name).is_file() for name in needed):
+            raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
     except FileNotFoundError:
         raise SourceError(f"{address} does not exist: check the path") from None
@@ -39,7 +41,7 @@ def resolve(address: Address) -> Address:
 
 def fetch(job: Job) -> Fetched:
     """Nothing is copied: the answer points to the folder itself, with its weights hashed."""
-    address = resolve(job.address)
+    address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
     modules = folder / "modules.json"

@@ -8,6 +8,7 @@ from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched
+from shoal.models.sources.select import is_weights
 
 DEFAULT_MODEL = "hf:sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_ALIASES = ("all-MiniLM-L6-v2",)
@@ -24,9 +25,12 @@ class Pin:
     files: frozenset[str]
     hashes: dict[str, dict[str, str]]
 
-    def check(self, fetched: Fetched) -> None:
-        """Raise SourceError unless the files are those that this Shoal knows. Hashes are added to `fetched`."""
+    def check(self, fetched: Fetched, *, weights: bool = True) -> None:
+        """Raise SourceError unless the files are those that this Shoal knows, weights left out where none were fetched.
+        Hashes are added to `fetched`."""
         for name, expected in self.hashes[fetched.address.scheme].items():
+            if not weights and is_weights(name):
+                continue
             path = fetched.folder / name
             if not path.is_file():
                 raise SourceError(f"{fetched.address}: {name} is missing there; try again or pull another model")

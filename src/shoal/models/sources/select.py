@@ -11,6 +11,7 @@ import msgspec
 from shoal.errors import SourceError
 from shoal.models.manifest import is_inside
 
+TOKENIZER = "tokenizer.json"
 _SETTINGS = (".json", ".txt", ".model")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
@@ -32,12 +33,13 @@ def module_folders(modules_json: bytes) -> list[str]:
     return [path.strip("/") for path in paths if isinstance(path, str) and is_inside(path.strip("/"))]
 
 
-def choose(names: Collection[str], folders: Iterable[str] = ()) -> list[str]:
+def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool = True) -> list[str]:
     """Of the files `names` (paths under the model's folder), those that loading it needs, in order.
 
     Taken from the top and from each of the module `folders`: settings and vocabularies (.json, .txt, .model),
     model.safetensors with its shards, and ONNX only as model.onnx with its external data, of which onnx/model.onnx is
-    preferred and one beside safetensors is left. Raises SourceError when there is nothing to load.
+    preferred and one beside safetensors is left. Without `weights` only the settings and vocabularies are taken, and
+    a tokenizer.json alone is enough. Raises SourceError when there is nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()
@@ -45,6 +47,11 @@ def choose(names: Collection[str], folders: Iterable[str] = ()) -> list[str]:
         prefix = f"{folder}/" if folder else ""
         own = {name.removeprefix(prefix) for name in known if name.startswith(prefix)}
         chosen.update(prefix + name for name in _choose_here(own))
+    if not weights:
+        chosen = {name for name in chosen if not is_weights(name)}
+        if not chosen & {"config.json", "modules.json", TOKENIZER}:
+            raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
+        return sorted(chosen)
     if not any(name.endswith((".safetensors", ".onnx")) for name in chosen):
         pickled = sorted(name for name in known if name.endswith(_PICKLES))
         because = f"only {pickled[0]}, a format that can hide code; " if pickled else ""

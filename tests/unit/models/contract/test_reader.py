@@ -396,3 +396,26 @@ def test_a_normalize_of_other_vectors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError) as caught:
         read_contract(tmp_path)
     assert (caught.value.file, caught.value.key) == ("2_Normalize/config.json", "module_input_name")
+
+
+def test_a_model_that_runs_elsewhere_may_be_of_any_kind(tmp_path: Path) -> None:
+    """Its graph is not ours to build: unknown architectures pass, and what no file says is left open."""
+    checkpoint(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "novel", "auto_map": {"AutoModel": "code.py"}})
+    with pytest.raises(ModelFileError, match="novel"):
+        read_contract(tmp_path)
+    contract = read_contract(tmp_path, elsewhere=True)
+    assert contract.encoder is None
+    assert (contract.dimension, contract.max_tokens) == (HIDDEN, 32)
+    for name in ("config.json", "modules.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    contract = read_contract(tmp_path, elsewhere=True)
+    assert (contract.dimension, contract.max_tokens, contract.pooling.modes) == (0, 0, ("mean",))
+
+
+def test_what_a_model_elsewhere_says_must_still_agree(tmp_path: Path) -> None:
+    """A Dense that does not take what the pooling gives is refused all the same."""
+    checkpoint(tmp_path, after=("Dense",))
+    dense(tmp_path, "2_Dense", HIDDEN + 1, 4)
+    with pytest.raises(ModelFileError, match="2_Dense/config"):
+        read_contract(tmp_path, elsewhere=True)

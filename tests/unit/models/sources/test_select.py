@@ -73,3 +73,12 @@ def test_something_else_is_refused() -> None:
 def test_module_folders_stay_inside(text: bytes, folders: list[str]) -> None:
     """Folders are read leniently, and none leads out of the model."""
     assert module_folders(text) == folders
+
+
+def test_without_weights_the_settings_are_left() -> None:
+    """For a model that runs elsewhere: a tokenizer alone is enough, weights alone are nothing."""
+    names = [*BASE, "model.safetensors", "onnx/model.onnx", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert choose(names, ["2_Dense"], weights=False) == ["2_Dense/config.json", *BASE]
+    assert choose(["tokenizer.json", "pytorch_model.bin"], weights=False) == ["tokenizer.json"]
+    with pytest.raises(SourceError, match=r"tokenizer\.json"):
+        choose(["model.safetensors", "vocab.txt"], weights=False)

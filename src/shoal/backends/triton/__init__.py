@@ -1,0 +1,1 @@
+"""NVIDIA Triton: its gRPC protocol, its models, and a server of one's own."""

@@ -1,0 +1,334 @@
+"""One connection to a Triton server: its 20 calls and gRPC's health calls, over grpc.aio.
+
+Source: the KServe v2 gRPC protocol with Triton's extensions. Every call takes an absolute `deadline` in seconds of
+`time.monotonic()` and raises ShoalErrors only, as `errors.py` says. A cancelled call is cancelled on the server too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.codec import parameter
+from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
+from shoal.errors import DeadlineExceeded, EngineFailed, TransportFailed
+
+SERVICE = "/inference.GRPCInferenceService/"
+HEALTH = "/grpc.health.v1.Health/"
+UNARY: Mapping[str, type[Message]] = {
+    "ServerLive": pb.ServerLiveResponse,
+    "ServerReady": pb.ServerReadyResponse,
+    "ModelReady": pb.ModelReadyResponse,
+    "ServerMetadata": pb.ServerMetadataResponse,
+    "ModelMetadata": pb.ModelMetadataResponse,
+    "ModelInfer": pb.ModelInferResponse,
+    "ModelConfig": pb.ModelConfigResponse,
+    "ModelStatistics": pb.ModelStatisticsResponse,
+    "RepositoryIndex": pb.RepositoryIndexResponse,
+    "RepositoryModelLoad": pb.RepositoryModelLoadResponse,
+    "RepositoryModelUnload": pb.RepositoryModelUnloadResponse,
+    "SystemSharedMemoryStatus": pb.SystemSharedMemoryStatusResponse,
+    "SystemSharedMemoryRegister": pb.SystemSharedMemoryRegisterResponse,
+    "SystemSharedMemoryUnregister": pb.SystemSharedMemoryUnregisterResponse,
+    "CudaSharedMemoryStatus": pb.CudaSharedMemoryStatusResponse,
+    "CudaSharedMemoryRegister": pb.CudaSharedMemoryRegisterResponse,
+    "CudaSharedMemoryUnregister": pb.CudaSharedMemoryUnregisterResponse,
+    "TraceSetting": pb.TraceSettingResponse,
+    "LogSettings": pb.LogSettingsResponse,
+}
+"""The calls with one answer. The twentieth is ModelStreamInfer."""
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A restarted server is found within a second, instead of within up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # gRPC shares connections between channels of the same target and options, and with them their backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # Triton closes connections that ping more often than every 5 minutes without data, or at all without calls. The
+    # timeout also bounds how long sent bytes may stay unacknowledged: so a host that is gone is noticed.
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 2),
+    # A call goes out by the shortest way: no proxy of the environment, no service configuration from DNS.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+R = TypeVar("R", bound=Message)
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM bytes: `ca` of who signed the server's certificate (None: the public ones), `cert` and `key` of Shoal's own
+    where the server asks for one (mTLS)."""
+
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = None
+
+
+class Client:
+    """The calls of one server at `target` (host:port). Nothing is connected before the first call.
+
+    `metadata` is sent with every call. After `aclose` every call raises TransportFailed.
+    """
+
+    def __init__(self, target: str, *, tls: Tls | None = None, metadata: Metadata = ()) -> None:
+        self.target = target
+        self._tls = tls
+        self._metadata = tuple(metadata) or None
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._closed = False
+
+    async def infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
+        """One batch, one answer. Raises what `Engine.infer` may raise, and nothing else."""
+        call = self._calls.get("ModelInfer") or self._call("ModelInfer")
+        timeout = deadline - time.monotonic()
+        if timeout <= 0:
+            raise DeadlineExceeded("the request's deadline passed before it was sent to Triton")
+        try:
+            return await call(request, timeout=timeout, metadata=self._metadata)  # type: ignore[no-any-return]
+        except grpc.aio.AioRpcError as error:
+            raise infer_error(error) from error
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+
+    async def stream_infer(
+        self, request: pb.ModelInferRequest, deadline: float
+    ) -> AsyncGenerator[pb.ModelInferResponse]:
+        """The answers to one request, on a stream of its own, until the one marked final, an error, or the end of the
+        stream. Answers without outputs, which only say that it is over, are left out. Closing it cancels the request.
+
+        Raises as the other calls, and TransportFailed where the connection broke in mid-stream.
+        """
+        request.parameters[EMPTY_FINAL].bool_param = True
+        call = self._stream_call(request, deadline)
+        try:
+            async for answer in call:
+                if answer.error_message:  # final, whatever its flag says: no answer follows it
+                    raise stream_error(answer.error_message)
+                final = parameter(answer.infer_response.parameters, FINAL) is True
+                if answer.infer_response.outputs:
+                    yield answer.infer_response
+                if final:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+        finally:
+            call.cancel()
+
+    async def server_live(self, *, deadline: float) -> bool:
+        return (await self.unary("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, deadline)).live
+
+    async def server_ready(self, *, deadline: float) -> bool:
+        """False too while any model that Triton was to load is not ready: after a failed load, until it is unloaded."""
+        return (await self.unary("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, deadline)).ready
+
+    async def model_ready(self, name: str, version: str = "", *, deadline: float) -> bool:
+        """False for a model that the server does not know."""
+        request = pb.ModelReadyRequest(name=name, version=version)
+        return (await self.unary("ModelReady", request, pb.ModelReadyResponse, deadline)).ready
+
+    async def server_metadata(self, *, deadline: float) -> pb.ServerMetadataResponse:
+        return await self.unary("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse, deadline)
+
+    async def model_metadata(self, name: str, version: str = "", *, deadline: float) -> pb.ModelMetadataResponse:
+        request = pb.ModelMetadataRequest(name=name, version=version)
+        return await self.unary("ModelMetadata", request, pb.ModelMetadataResponse, deadline)
+
+    async def model_config(self, name: str, version: str = "", *, deadline: float) -> pb.ModelConfig:
+        request = pb.ModelConfigRequest(name=name, version=version)
+        return (await self.unary("ModelConfig", request, pb.ModelConfigResponse, deadline)).config
+
+    async def model_statistics(
+        self, name: str = "", version: str = "", *, deadline: float
+    ) -> pb.ModelStatisticsResponse:
+        """Of all models where `name` is empty."""
+        request = pb.ModelStatisticsRequest(name=name, version=version)
+        return await self.unary("ModelStatistics", request, pb.ModelStatisticsResponse, deadline)
+
+    async def repository_index(self, *, ready: bool = False, deadline: float) -> pb.RepositoryIndexResponse:
+        request = pb.RepositoryIndexRequest(ready=ready)
+        return await self.unary("RepositoryIndex", request, pb.RepositoryIndexResponse, deadline)
+
+    async def repository_model_load(self, request: pb.RepositoryModelLoadRequest, *, deadline: float) -> None:
+        await self.unary("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse, deadline)
+
+    async def repository_model_unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
+        """Begins to unload; the server answers before it is done, and so for a model that it does not know."""
+        request = pb.RepositoryModelUnloadRequest(model_name=name)
+        request.parameters["unload_dependents"].bool_param = dependents
+        await self.unary("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, deadline)
+
+    async def system_shared_memory_status(
+        self, name: str = "", *, deadline: float
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        request = pb.SystemSharedMemoryStatusRequest(name=name)
+        return await self.unary("SystemSharedMemoryStatus", request, pb.SystemSharedMemoryStatusResponse, deadline)
+
+    async def system_shared_memory_register(
+        self, request: pb.SystemSharedMemoryRegisterRequest, *, deadline: float
+    ) -> None:
+        await self.unary("SystemSharedMemoryRegister", request, pb.SystemSharedMemoryRegisterResponse, deadline)
+
+    async def system_shared_memory_unregister(self, name: str = "", *, deadline: float) -> None:
+        """All regions where `name` is empty."""
+        request = pb.SystemSharedMemoryUnregisterRequest(name=name)
+        await self.unary("SystemSharedMemoryUnregister", request, pb.SystemSharedMemoryUnregisterResponse, deadline)
+
+    async def cuda_shared_memory_status(self, name: str = "", *, deadline: float) -> pb.CudaSharedMemoryStatusResponse:
+        request = pb.CudaSharedMemoryStatusRequest(name=name)
+        return await self.unary("CudaSharedMemoryStatus", request, pb.CudaSharedMemoryStatusResponse, deadline)
+
+    async def cuda_shared_memory_register(
+        self, request: pb.CudaSharedMemoryRegisterRequest, *, deadline: float
+    ) -> None:
+        await self.unary("CudaSharedMemoryRegister", request, pb.CudaSharedMemoryRegisterResponse, deadline)
+
+    async def cuda_shared_memory_unregister(self, name: str = "", *, deadline: float) -> None:
+        """All regions where `name` is empty."""
+        request = pb.CudaSharedMemoryUnregisterRequest(name=name)
+        await self.unary("CudaSharedMemoryUnregister", request, pb.CudaSharedMemoryUnregisterResponse, deadline)
+
+    async def trace_setting(self, request: pb.TraceSettingRequest, *, deadline: float) -> pb.TraceSettingResponse:
+        """Change settings (none: only read them)."""
+        return await self.unary("TraceSetting", request, pb.TraceSettingResponse, deadline)
+
+    async def log_settings(self, request: pb.LogSettingsRequest, *, deadline: float) -> pb.LogSettingsResponse:
+        """Change settings (none: only read them)."""
+        return await self.unary("LogSettings", request, pb.LogSettingsResponse, deadline)
+
+    async def health(self, service: str = "", *, deadline: float) -> bool:
+        """gRPC's own health check. On Triton it says what `server_ready` does."""
+        request = pb.HealthCheckRequest(service=service)
+        found = await self.unary("Check", request, pb.HealthCheckResponse, deadline)
+        return found.status == pb.HealthCheckResponse.SERVING
+
+    async def watch_health(self, service: str = "", *, deadline: float) -> AsyncGenerator[bool]:
+        """Whether it serves: now, and after every change. Raises DeadlineExceeded when its time is up, and Unsupported
+        where the server has no such call, as Triton up to 2.51 at least."""
+        call = self._call("Watch")(
+            pb.HealthCheckRequest(service=service), timeout=_remaining(deadline), metadata=self._metadata
+        )
+        try:
+            async for answer in call:
+                yield answer.status == pb.HealthCheckResponse.SERVING
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+        finally:
+            call.cancel()
+
+    async def unary(self, name: str, request: Message, kind: type[R], deadline: float) -> R:
+        """Any call with one answer, by the name of its RPC; `kind` is the type of the answer."""
+        call = self._call(name)
+        try:
+            answer = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+        if not isinstance(answer, kind):
+            raise EngineFailed(f"{name} answered {type(answer).__name__}")
+        return answer
+
+    async def aclose(self) -> None:
+        """Break off the calls in flight and close the connection; again: nothing."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        self._calls = {}
+        if channel is not None:
+            await channel.close()
+
+    def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
+        # Half-closed after the one request: a server that never marks an answer as final ends the stream instead.
+        async def requests() -> AsyncIterator[pb.ModelInferRequest]:
+            yield request
+
+        call = self._call("ModelStreamInfer")
+        return call(requests(), timeout=_remaining(deadline), metadata=self._metadata)
+
+    def _call(self, name: str) -> Callable[..., Any]:
+        """The callable of an RPC, made once."""
+        found = self._calls.get(name)
+        if found is not None:
+            return found
+        if self._closed:
+            raise TransportFailed(f"the connection to {self.target} is closed")
+        channel = self._channel
+        if channel is None:
+            channel = self._channel = self._connect()
+        if name == "ModelStreamInfer":
+            found = channel.stream_stream(SERVICE + name, _write, _read_streamed)
+        elif name == "Watch":
+            found = channel.unary_stream(HEALTH + name, _write, pb.HealthCheckResponse.FromString)
+        elif name == "Check":
+            found = channel.unary_unary(HEALTH + name, _write, pb.HealthCheckResponse.FromString)
+        else:
+            found = channel.unary_unary(SERVICE + name, _write, UNARY[name].FromString)
+        self._calls[name] = found
+        return found
+
+    def _connect(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.target, options=OPTIONS)
+        credentials = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.cert)
+        return grpc.aio.secure_channel(self.target, credentials, options=OPTIONS)
+
+    def _check_open(self, error: asyncio.CancelledError) -> None:
+        """gRPC ends the calls of a channel that is closed as cancelled, though nobody cancelled who waits for them."""
+        task = asyncio.current_task()
+        if self._closed and (task is None or not task.cancelling()):
+            raise TransportFailed(f"the connection to {self.target} was closed: send the request again") from error
+
+
+def _write(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _read_streamed(data: bytes) -> pb.ModelStreamInferResponse:
+    """Triton wraps what it streams; MLServer streams a plain ModelInferResponse, whose model's name reads as an error
+    message. Only the plain one has outputs at its top."""
+    try:
+        answer = pb.ModelStreamInferResponse.FromString(data)
+        if not answer.error_message:
+            return answer
+    except DecodeError:
+        answer = pb.ModelStreamInferResponse(error_message="the server streamed what is no answer of KServe v2")
+    try:
+        plain = pb.ModelInferResponse.FromString(data)
+    except DecodeError:
+        return answer
+    return pb.ModelStreamInferResponse(infer_response=plain) if plain.outputs else answer
+
+
+def _remaining(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineExceeded("the deadline passed before the call to Triton was sent")
+    return remaining

@@ -1,0 +1,251 @@
+"""The models of a Triton server: what there is, loading, unloading, and what each has done.
+
+Source: Triton's model repository, configuration and statistics extensions. It must run with
+--model-control-mode=explicit; in other modes `load` and `unload` raise a SetupError that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import grpc.aio
+from google.protobuf import json_format
+
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.client import Client
+from shoal.backends.triton.errors import ModelGone, essence
+from shoal.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    ModelFailed,
+    ModelNotFound,
+    OutOfMemory,
+    ShoalError,
+    Unsupported,
+)
+from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
+
+PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Between looks at a model that is loading or unloading; the last one goes on."""
+
+REFUSALS = (EngineFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
+"""Errors of a load that are about the model, not about the connection or the server's set-up."""
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """A model of the server. `state`: READY, UNAVAILABLE, LOADING, UNLOADING, or "" for one that was never loaded
+    (then `version` is "" too). `reason` says why it is UNAVAILABLE. `pushed`: it came by `load` with a configuration
+    or files, lies in no repository, and is known to this Control alone."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+    pushed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    config: pb.ModelConfig
+    files: Files
+
+
+class Control:
+    """The life of the models on one server. Methods raise what the client does, beside what they name.
+
+    `sleep` and `pauses` (seconds) are how it waits between two looks.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pauses: tuple[float, ...] = PAUSES_S,
+    ) -> None:
+        self.client = client
+        self._sleep = sleep
+        self._pauses = pauses
+        self._pushed: dict[str, Pushed] = {}
+
+    async def index(self, *, deadline: float) -> list[Indexed]:
+        """Every version of every model in the server's repositories, and the models that were pushed, which the
+        server's own index leaves out."""
+        found = [
+            Indexed(name=each.name, version=each.version, state=each.state, reason=each.reason)
+            for each in (await self.client.repository_index(deadline=deadline)).models
+        ]
+        named = {each.name for each in found}
+        for name in [name for name in self._pushed if name not in named]:
+            state = "READY" if await self.ready(name, deadline=deadline) else "UNAVAILABLE"
+            found.append(Indexed(name=name, state=state, pushed=True))
+        return found
+
+    async def ready(self, name: str, version: str = "", *, deadline: float) -> bool:
+        """Whether the model can be asked; False for one that does not exist."""
+        return await self.client.model_ready(name, version, deadline=deadline)
+
+    async def config(self, name: str, version: str = "", *, deadline: float) -> pb.ModelConfig:
+        """Of a loaded model. Raises ModelGone for any other."""
+        return await self.client.model_config(name, version, deadline=deadline)
+
+    async def metadata(self, name: str, version: str = "", *, deadline: float) -> pb.ModelMetadataResponse:
+        """Of a loaded model. Raises ModelGone for any other."""
+        return await self.client.model_metadata(name, version, deadline=deadline)
+
+    async def statistics(self, name: str = "", version: str = "", *, deadline: float) -> list[ModelStats]:
+        """One entry a version, of all models where `name` is empty. Raises ModelGone for one that is not loaded."""
+        found = await self.client.model_statistics(name, version, deadline=deadline)
+        return [stats_of(each) for each in found.model_stats]
+
+    async def load(
+        self, name: str, *, config: pb.ModelConfig | None = None, files: Files | None = None, deadline: float
+    ) -> None:
+        """Load a model, or load it anew, and return once it is ready.
+
+        `config` replaces the one in the repository. `files` maps `<version>/<name>` to contents and needs `config`;
+        such a model need not lie in the repository. What was pushed is remembered, and pushed again by a load without
+        either, as after the server's restart; `files` is kept as it is given, so it may read its contents when asked
+        for them (in a thread). Raises ModelNotFound, ModelFailed with the server's true reason, SetupError where the
+        server does not load on demand, DeadlineExceeded.
+        """
+        known = self._pushed.get(name)
+        if config is None and files is None and known is not None:
+            config, files = known.config, known.files
+        elif config is not None:
+            self._pushed[name] = Pushed(config, files or {})
+        request = await asyncio.to_thread(load_request, name, config, files or {})
+        try:
+            await self.client.repository_model_load(request, deadline=deadline)
+            await self._await_ready(name, deadline)
+        except REFUSALS as error:
+            self._forget(name, known)
+            raise await self._failure(name, error, deadline, pushing=config is not None or bool(files)) from error
+        except ShoalError:
+            self._forget(name, known)
+            raise
+
+    async def unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
+        """Unload a model and return once the server has let it go; at once for one that is not loaded.
+
+        `dependents`: the models that an ensemble is made of, too. Requests in flight finish first, on the server.
+        """
+        names = {name} | (await self._steps(name, deadline) if dependents else set())
+        with contextlib.suppress(ModelGone):  # then it is as it was asked for
+            await self.client.repository_model_unload(name, dependents=dependents, deadline=deadline)
+        await self._await_gone(names, deadline)
+        for each in names:
+            self._pushed.pop(each, None)
+
+    async def _await_ready(self, name: str, deadline: float) -> None:
+        for pause in self._waits():
+            if await self.ready(name, deadline=deadline):
+                return
+            reason = await self._reason(name, deadline)
+            if reason:
+                raise EngineFailed(reason)
+            await self._wait(pause, deadline, f"{name} was not ready on Triton in time: give load_timeout_s more")
+
+    async def _await_gone(self, names: set[str], deadline: float) -> None:
+        for pause in self._waits():
+            index = await self.index(deadline=deadline)
+            if not any(each.name in names and each.state in ("READY", "LOADING", "UNLOADING") for each in index):
+                return
+            await self._wait(pause, deadline, f"Triton has not unloaded {', '.join(sorted(names))} in time")
+
+    async def _steps(self, name: str, deadline: float) -> set[str]:
+        """The models of an ensemble; none for any other."""
+        try:
+            config = await self.config(name, deadline=deadline)
+        except (ModelGone, InputRejected):  # not loaded: nothing to wait for
+            return set()
+        return {step.model_name for step in config.ensemble_scheduling.step}
+
+    async def _reason(self, name: str, deadline: float) -> str:
+        """Why the newest version that failed is not available; "" while none has failed."""
+        models = [each for each in await self.index(deadline=deadline) if each.name == name]
+        if any(each.state in ("READY", "LOADING") for each in models):
+            return ""
+        reasons = [each.reason for each in models if each.state == "UNAVAILABLE" and each.reason != "unloaded"]
+        return next((essence(reason) for reason in reversed(reasons) if reason), "")
+
+    async def _failure(self, name: str, error: ShoalError, deadline: float, *, pushing: bool) -> ShoalError:
+        """The error of a load: the repository's own reason where it has one, which says more than the call does."""
+        cause = error.__cause__
+        words = essence(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else error.message
+        try:
+            index = await self.index(deadline=deadline)
+            reason = await self._reason(name, deadline)
+        except ShoalError:  # the first error is the one to tell
+            index, reason = [], ""
+        if "failed to poll" in words and not pushing and not any(each.name == name for each in index):
+            return ModelNotFound(
+                f"Triton's repository has no model {name!r} that it can read: check the name, or Triton's log for what "
+                f"is wrong with its config.pbtxt ({words})"
+            )
+        return ModelFailed(f"Triton could not load {name!r}: {reason or words}")
+
+    def _forget(self, name: str, known: Pushed | None) -> None:
+        """After a load that failed, what was pushed before stays known."""
+        if known is None:
+            self._pushed.pop(name, None)
+        else:
+            self._pushed[name] = known
+
+    def _waits(self) -> Iterator[float]:
+        yield from self._pauses
+        yield from itertools.repeat(self._pauses[-1])
+
+    async def _wait(self, seconds: float, deadline: float, late: str) -> None:
+        if time.monotonic() + seconds >= deadline:
+            raise DeadlineExceeded(late)
+        await self._sleep(seconds)
+
+
+def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.RepositoryModelLoadRequest:
+    """The request that loads a model with a configuration and files of its own."""
+    request = pb.RepositoryModelLoadRequest(model_name=name)
+    if config is not None:
+        text = json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None)
+        request.parameters["config"].string_param = text
+    for path, content in files.items():
+        request.parameters[f"file:{path}"].bytes_param = content
+    return request
+
+
+def stats_of(stats: pb.ModelStatistics) -> ModelStats:
+    """Triton's statistics of one version as Shoal's."""
+    whole = stats.inference_stats
+    return ModelStats(
+        name=stats.name,
+        version=stats.version,
+        last_inference=stats.last_inference,
+        inference_count=stats.inference_count,
+        execution_count=stats.execution_count,
+        inference_stats=InferenceStats(
+            **{field: _spent(getattr(whole, field)) for field in InferenceStats.__struct_fields__}
+        ),
+        batch_stats=[
+            BatchStats(
+                batch_size=each.batch_size,
+                compute_input=_spent(each.compute_input),
+                compute_infer=_spent(each.compute_infer),
+                compute_output=_spent(each.compute_output),
+            )
+            for each in stats.batch_stats
+        ],
+        memory_usage=[MemoryUsage(type=each.type, id=each.id, byte_size=each.byte_size) for each in stats.memory_usage],
+    )
+
+
+def _spent(duration: pb.StatisticDuration) -> Spent:
+    return Spent(count=duration.count, ns=duration.ns)

@@ -1,0 +1,173 @@
+"""A tritonserver to run: the one of this machine, else the one inside the `nvidia-pytriton` wheel.
+
+That wheel carries tritonserver 2.51.0 with the python backend and the local cache, and every library they need: a real
+Triton without Docker or a GPU. Nothing of it is installed; what is needed is unpacked under `$SHOAL_HOME/triton`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import stat
+import tempfile
+import threading
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shoal.backends.triton.pip import Pip
+from shoal.backends.triton.place import Progress, build_once, check
+from shoal.errors import SetupError, SourceError
+
+REQUIREMENT = "nvidia-pytriton==0.7.0"
+HASHES = {
+    "x86_64": "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
+    "aarch64": "f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898",
+}
+"""SHA-256 of the wheel by machine: what is fetched is run, so it must be the file that was tried."""
+
+LEAST_GLIBC = (2, 35)
+IMAGE = Path("/opt/tritonserver")
+"""Where NVIDIA's container images have their Triton, which is not on PATH there."""
+
+_ROOT = "pytriton/tritonserver/"
+_LIBRARIES = "nvidia_pytriton.libs/"
+_KEPT = (f"{_ROOT}bin/", f"{_ROOT}backends/", f"{_ROOT}caches/", _LIBRARIES)
+_STUB = "triton_python_backend_stub"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """`backends` and `caches` are the folders it loads from. `unpacked`: it is the wheel's, whose Python models need an
+    environment; otherwise the machine's own has one."""
+
+    binary: Path
+    backends: Path
+    caches: Path
+    unpacked: bool = False
+
+    def platforms(self) -> tuple[str, ...]:
+        """The backends that are there, by name: "python", "onnxruntime", ..."""
+        try:
+            found = sorted(folder for folder in self.backends.iterdir() if folder.is_dir())
+        except OSError:
+            return ()
+        return tuple(
+            folder.name
+            for folder in found
+            if (folder / f"libtriton_{folder.name}.so").exists() or (folder / "model.py").exists()
+        )
+
+
+def find_installed(path: str | None = None, image: Path = IMAGE) -> Distribution | None:
+    """The `tritonserver` on PATH (or on `path`), else the one of an NVIDIA image; None where there is neither."""
+    found = shutil.which("tritonserver", path=path) or shutil.which("tritonserver", path=str(image / "bin"))
+    if found is None:
+        return None
+    root = Path(found).resolve().parent.parent
+    # A binary that was copied elsewhere still loads from the image's place, which is built into it.
+    home = root if (root / "backends").is_dir() else image
+    return Distribution(Path(found), home / "backends", home / "caches")
+
+
+def check_machine(machine: str = "", libc: tuple[str, str] | None = None) -> str:
+    """The machine's name in wheels. Raises SetupError where the wheel's tritonserver cannot run."""
+    machine = machine or platform.machine()
+    name, version = libc or platform.libc_ver()
+    way_out = "install Triton, so that `tritonserver` is on PATH, or run Shoal in NVIDIA's image"
+    if machine not in HASHES or platform.system() != "Linux":
+        raise SetupError(
+            f"there is no tritonserver to fetch for {platform.system()} on {machine}: {way_out}, or name a server"
+            " elsewhere as triton://host:8001"
+        )
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < LEAST_GLIBC:
+        needed = ".".join(map(str, LEAST_GLIBC))
+        raise SetupError(
+            f"the tritonserver that Shoal fetches needs glibc {needed} (Debian 12, Ubuntu 22.04 or newer), and this"
+            f" machine has {f'{name} {version}'.strip() or 'another C library'}: {way_out}"
+        )
+    return machine
+
+
+def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: threading.Event) -> Distribution:
+    """The wheel's tritonserver with the python backend for `python` ("3.11"), below `root`; fetched if not there.
+
+    Raises SetupError where it cannot run, SourceError when it cannot be fetched, Cancelled.
+    """
+    machine = check_machine()
+    folder = root / f"{REQUIREMENT.replace('==', '-')}-{machine}-py{python}"
+
+    def build(made: Path) -> None:
+        if offline:
+            raise SourceError(
+                f"tritonserver is not in {root}, and --offline forbids to fetch it: run `shoal triton up` once with"
+                " network, or copy that folder from a machine that has it"
+            )
+        work = Path(tempfile.mkdtemp(dir=made.parent))
+        requirements = work / "requirements.txt"
+        requirements.write_text(f"{REQUIREMENT} --hash=sha256:{HASHES[machine]}\n")
+        # A pip of another Linux tag would choose by its own; the wheel for this machine is the only one that may come.
+        tag = f"--platform=manylinux_{LEAST_GLIBC[0]}_{LEAST_GLIBC[1]}_{machine}"
+        arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
+        Pip(REQUIREMENT, work, progress, stop).run(*arguments)
+        [wheel] = work.glob("*.whl")
+        unpack(wheel, made, python, progress, stop)
+
+    build_once(folder, build, usable=lambda path: (path / _ROOT / "bin" / "tritonserver").is_file(), stop=stop)
+    server = folder / _ROOT
+    return Distribution(server / "bin" / "tritonserver", server / "backends", server / "caches", unpacked=True)
+
+
+def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threading.Event) -> None:
+    """Write the server, its backends, caches and libraries, with the stub for `python` in its place.
+
+    The layout stays the wheel's: its binaries find their libraries relative to themselves.
+    Raises SourceError for a wheel that is broken or has no stub for that Python, Cancelled, OSError.
+    """
+    stub = f"{_ROOT}python_backend_stubs/{python}/{_STUB}"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            entries = [entry for entry in archive.infolist() if _wanted(entry, stub)]
+            if not any(entry.filename == stub for entry in entries):
+                raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal by another one")
+            _check_space(into, sum(entry.file_size for entry in entries))
+            _extract(archive, entries, into, progress, stop)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise SourceError(f"{REQUIREMENT}: its wheel is broken ({error}); try again") from error
+    (into / stub).rename(into / _ROOT / "backends" / "python" / _STUB)
+    for program in (into / _ROOT / "bin" / "tritonserver", into / _ROOT / "backends" / "python" / _STUB):
+        program.chmod(0o755)
+    shutil.rmtree(into / _ROOT / "python_backend_stubs")
+
+
+def _wanted(entry: zipfile.ZipInfo, stub: str) -> bool:
+    """Whether a file of the wheel is needed. The Python 3.13 in it is for a stub that no numpy before 2 goes with."""
+    name = PurePosixPath(entry.filename)
+    if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or name.is_absolute() or ".." in name.parts:
+        return False
+    return entry.filename == stub or (entry.filename.startswith(_KEPT) and not name.name.startswith("libpython"))
+
+
+def _check_space(into: Path, needed: int) -> None:
+    if needed > shutil.disk_usage(into).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _extract(
+    archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path, progress: Progress, stop: threading.Event
+) -> None:
+    total = sum(entry.file_size for entry in entries)
+    done = 0
+    for entry in entries:
+        target = into / entry.filename
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(entry) as source, target.open("xb") as file:
+            while chunk := source.read(_CHUNK):
+                check(stop)
+                file.write(chunk)
+                done += len(chunk)
+                progress.fetched("unpacking tritonserver", done, total)

@@ -1,0 +1,236 @@
+"""One model on one Triton server as an engine: batches out over gRPC, and a watch that notices when the server or the
+model goes and brings it back into service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.backends.triton import codec
+from shoal.backends.triton.client import Client
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
+from shoal.backends.triton.schema import Embedder, Names, detect
+from shoal.core.protocols import EngineFacts, Tensors
+from shoal.errors import ConfigError, EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.types import Array
+
+logger = logging.getLogger("shoal.triton")
+
+LOOK_S = 2.0
+"""Between looks at a model that serves: how late a silent restart of the server is noticed. A look is one RPC of about
+0.2 ms."""
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between looks at a model that does not; the last one goes on for ever."""
+
+ANY_BATCH = 1024
+"""Items in a call to a model without a batch limit of its own; max_batch_size and max_batch_tokens narrow it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which model on which server. `version` empty: the server's choice.
+
+    `load` brings the model back where loading by its name would not do, because its files were pushed; `whole`: the
+    ensemble that it is a part of, "" for none.
+    """
+
+    client: Client
+    control: Control
+    address: str
+    model: str
+    version: str = ""
+    whole: str = ""
+    names: Names = field(default_factory=Names)
+    rpc_timeout_s: float = 5.0
+    load_timeout_s: float = 600.0
+    load: Callable[[], Awaitable[None]] | None = None
+
+    async def find(self, *, again: bool = False) -> Embedder:
+        """Its schema, once it is ready to serve; loads it where that is needed and possible.
+
+        `again`: it has served before. Then a model that somebody unloaded on the server is left as it is, while one
+        that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
+        was unloaded, EngineFailed and SetupError for what the server says of the model.
+        """
+        if not await self.serving():
+            await self._check_absent(again)
+            if self.load is not None:
+                await self.load()
+            else:
+                await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
+        config = await self.control.config(self.model, self.version, deadline=self._deadline())
+        metadata = await self.control.metadata(self.model, self.version, deadline=self._deadline())
+        return detect(config, metadata, self.names)
+
+    async def serving(self) -> bool:
+        return await self.control.ready(self.model, self.version, deadline=self._deadline())
+
+    async def _check_absent(self, again: bool) -> None:
+        """Raise TransportFailed where the server loads the model already, or somebody there unloaded it by hand: the
+        index gives that as a reason, which it does not for what was never loaded."""
+        index = await self.control.index(deadline=self._deadline())
+        mine = [one for one in index if one.name == self.model]
+        if any(one.state == "LOADING" for one in mine):
+            raise TransportFailed("the server is loading the model")
+        if again and any(one.reason == "unloaded" for one in mine):
+            raise TransportFailed("the model was unloaded on the server: load it there, or through Shoal")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.rpc_timeout_s
+
+
+Admit = Callable[["TritonEngine"], Awaitable[None]]
+
+
+class TritonEngine:
+    """Engine over one Triton model. Until `embedder` is known and `admit` has agreed, it is not ready.
+
+    `admit` is awaited each time the model comes (back) into service and raises a ShoalError to keep it out; it may
+    call `infer`. A model whose tensors changed meanwhile is kept out until they are as before.
+    """
+
+    def __init__(self, target: Target, name: str, *, embedder: Embedder, admit: Admit, serving: bool = False) -> None:
+        self.target = target
+        self.embedder = embedder
+        self.reason = "" if serving else "it was not reached yet"
+        self._admit = admit
+        self._ready = self._served = serving
+        self._closed = False
+        self._look = asyncio.Event()
+        self._facts = facts_of(name, embedder)
+        self._inputs = {port.canonical: port for port in embedder.inputs}
+        self._outputs = {port.canonical: port for port in embedder.outputs}
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def start(self) -> None:
+        """Begin to watch the model; once."""
+        self._watch = asyncio.create_task(self._keep(), name=f"watch {self._facts.name}")
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        if self._closed:
+            raise TransportFailed(f"{self._facts.name} is closed: send the request again")
+        request = self._request(inputs, outputs, params)
+        try:
+            response = await self.target.client.infer(request, deadline)
+        except TransportFailed as error:  # also: the model is not loaded there any more
+            self._lost(error)
+            raise
+        return self._answer(response, outputs, len(next(iter(inputs.values()))))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._ready = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+
+    def _request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
+        request = ModelInferRequest(model_name=self.target.model, model_version=self.target.version)
+        for canonical, array in inputs.items():
+            port = self._inputs.get(canonical)
+            if port is None:
+                raise InternalError(f"{self._facts.name} has no input {canonical!r}")
+            codec.add_input(request, port.name, port.datatype, self.embedder.sent(port, array))
+        for canonical in outputs:
+            request.outputs.add(name=self._outputs[canonical].name)
+        for name, value in params.items():
+            codec.set_parameter(request.parameters, name, value)
+        return request
+
+    def _answer(self, response: ModelInferResponse, outputs: Sequence[str], rows: int) -> dict[str, Array]:
+        arrays = codec.read_outputs(response)
+        answer: dict[str, Array] = {}
+        for canonical in outputs:
+            port = self._outputs[canonical]
+            array = arrays.get(port.name)
+            if array is None:
+                raise EngineFailed(f"{self._facts.name} did not answer {port.name!r}, which was asked for")
+            array = self.embedder.answered(port, array, rows)
+            answer[canonical] = array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
+        return answer
+
+    def _lost(self, error: ShoalError) -> None:
+        if self._ready:
+            logger.warning("%s is out of service: %s", self._facts.name, error.message)
+        self._ready = False
+        self.reason = error.message
+        self._look.set()
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._look_after()
+                failures = 0
+            except ShoalError as error:
+                if failures == 0 and not self._ready and error.message != self.reason:
+                    logger.warning("%s cannot serve: %s", self._facts.name, error.message)
+                self._lost(error)
+                failures += 1
+            except Exception as error:  # a bug here must not end the watch: the model would never come back
+                logger.exception("watching %s failed in an unforeseen way", self._facts.name)
+                self._lost(InternalError(f"watching the model failed: {error!r}"))
+                failures += 1
+            self._look.clear()
+            pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else LOOK_S
+            await self._pause(pause, wake=failures == 0)
+
+    async def _look_after(self) -> None:
+        if self._ready:
+            if await self.target.serving():
+                return
+            raise TransportFailed("the model is not loaded on the server any more")
+        found = await self.target.find(again=self._served)
+        if found.tensors != self.embedder.tensors:
+            raise ConfigError("the model's tensors are not what they were: restart Shoal to serve it as it is now")
+        self.embedder = found
+        await self._admit(self)
+        self._ready = self._served = True
+        self.reason = ""
+        logger.info("%s is in service", self._facts.name)
+
+    async def _pause(self, seconds: float, *, wake: bool) -> None:
+        if not wake:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            pass
+
+
+def facts_of(name: str, embedder: Embedder) -> EngineFacts:
+    """What a model's configuration says, for the planner. One batch more than its instances may be in flight, so that
+    the next one is there when an instance gets free."""
+    return EngineFacts(
+        name=name,
+        inputs=tuple(port.canonical for port in embedder.inputs),
+        outputs=tuple(port.canonical for port in embedder.outputs),
+        slots=embedder.instances + 1,
+        parallel=embedder.instances,
+        # Padding that the model is not told of would change the vectors: such a text goes alone.
+        max_batch_size=(embedder.max_batch_size or ANY_BATCH) if embedder.masked else 1,
+        length_buckets=(embedder.length,) if embedder.length else (),
+        padded=embedder.style == "tokens",
+        precision=embedder.precision,
+        details={"instances": embedder.instances, "version": embedder.version},
+    )

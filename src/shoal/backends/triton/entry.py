@@ -1,0 +1,294 @@
+"""What Shoal writes into a Triton model repository for one served model: pure, from a specification to files.
+
+The files are one Triton model, or three where texts shall go in: an encoder, a tokenizer and an ensemble of both that
+takes BYTES. Parameters of each config.pbtxt say where it comes from, so that any Shoal that meets the model on a
+server knows what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from google.protobuf.json_format import ParseDict
+from google.protobuf.text_format import MessageToString
+
+from shoal.backends.triton.naming import Part, check_served, triton_name
+from shoal.backends.triton.protocol_pb2 import ModelConfig
+from shoal.errors import ConfigError, ModelFileError
+from shoal.types import TextSpec
+
+FORMAT = 1
+"""Of the parameters in config.pbtxt and of the mark; raised when an older Shoal could not make sense of them."""
+
+Platform: TypeAlias = Literal["onnxruntime", "openvino", "tensorrt", "python"]
+Kind: TypeAlias = Literal["auto", "cpu", "gpu"]
+Accelerator: TypeAlias = Literal["none", "tensorrt", "openvino"]
+Content: TypeAlias = bytes | Path
+
+_RUNS_ON: dict[Accelerator, Kind] = {"tensorrt": "gpu", "openvino": "cpu"}
+
+PROGRAMS = Path(__file__).with_name("programs")
+WARM_UP_TOKENS = 16
+TEXT, EMBEDDING = "text", "embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor by its name in the graph; `datatype` as in config.pbtxt without TYPE_, `dims` without the batch's."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryOptions:
+    """How Triton shall run a model. `max_queue_size` 0: as many as come. Raises ConfigError for what cannot be."""
+
+    platform: Platform = "onnxruntime"
+    max_batch_size: int = 64
+    instances: int = 1
+    kind: Kind = "auto"
+    fp16: bool = False
+    accelerator: Accelerator = "none"
+    dynamic_batching: bool = True
+    max_queue_size: int = 0
+    warm_up: bool = True
+    text_in: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_batch_size", 1), ("instances", 1), ("max_queue_size", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}", param=name)
+        if self.max_queue_size and not self.dynamic_batching:
+            raise ConfigError(
+                "Triton bounds the queue of its dynamic batcher alone: turn dynamic batching on, or leave out "
+                "triton_queue_size",
+                param="triton_queue_size",
+            )
+        if self.accelerator != "none" and self.platform != "onnxruntime":
+            raise ConfigError(
+                f"accelerators belong to Triton's onnxruntime backend: choose triton_platform onnxruntime, or "
+                f"triton_accelerator none with {self.platform}",
+                param="triton_accelerator",
+            )
+        needed = _RUNS_ON.get(self.accelerator)
+        if needed and self.kind not in (needed, "auto"):
+            raise ConfigError(
+                f"the {self.accelerator} accelerator runs on the {needed}: choose triton_kind {needed}, or another "
+                "triton_accelerator",
+                param="triton_accelerator",
+            )
+        if self.platform == "tensorrt" and self.kind == "cpu":
+            raise ConfigError(
+                "TensorRT plans run on GPUs: choose triton_kind gpu, or another triton_platform", param="triton_kind"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntrySpec:
+    """One model to write. Raises ConfigError, InvalidValue (`name`) and ModelFileError for what cannot be.
+
+    `graph`: the ONNX file, or the plan for `tensorrt`; `data`: its external weights, files under the graph's folder.
+    `inputs` and `outputs` are the graph's; empty stands for int64 inputs and float32 outputs as `text` names them.
+    `tokenizer`: the tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its
+    vectors mean. `precision`: the graph's own ("f32", "f16", ...).
+    """
+
+    name: str
+    graph: Path
+    text: TextSpec
+    data: tuple[Path, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    tokenizer: Path | None = None
+    source: str = ""
+    space: str = ""
+    precision: str = "f32"
+    options: EntryOptions = field(default_factory=EntryOptions)
+
+    def __post_init__(self) -> None:
+        check_served(self.name)
+        options = self.options
+        if options.fp16 and self.precision != "f16" and (options.accelerator, options.kind) != ("tensorrt", "gpu"):
+            raise ConfigError(
+                "fp16 is made by the TensorRT accelerator on a GPU: choose triton_accelerator tensorrt and triton_kind "
+                f"gpu, or give a graph that is fp16 itself (this one is {self.precision})",
+                param="triton_fp16",
+            )
+        if options.text_in and self.tokenizer is None:
+            raise ModelFileError(
+                "is needed where Triton takes texts: load without text_in, or give a tokenizer", file="tokenizer.json"
+            )
+        for path in self.data:
+            if not path.is_relative_to(self.graph.parent) or ".." in path.relative_to(self.graph.parent).parts:
+                raise ModelFileError("lies outside of the graph's folder", file=str(path))
+
+    @property
+    def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and outputs."""
+        names = dict.fromkeys((self.text.sentence_embedding, self.text.pooled))
+        return (
+            self.inputs or tuple(Tensor(name, "INT64", (-1,)) for name in self.text.inputs),
+            self.outputs or tuple(Tensor(name, "FP32", (self.text.dimension,)) for name in names),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TritonModel:
+    """One folder of a repository: its name, what it is to the entry, its configuration and all other files by their
+    path in the folder."""
+
+    name: str
+    part: Part
+    config: ModelConfig
+    files: dict[str, Content]
+
+    @property
+    def config_text(self) -> bytes:
+        """config.pbtxt: protobuf's text format, in ASCII."""
+        return MessageToString(self.config, as_utf8=False).encode("ascii")
+
+
+def triton_models(spec: EntrySpec) -> tuple[TritonModel, ...]:
+    """The models of an entry, in the order in which they must come to be: parts before the whole."""
+    if not spec.options.text_in:
+        return (_encoder(spec, "model"),)
+    return (_encoder(spec, "encoder"), _tokenizer(spec), _ensemble(spec))
+
+
+def _encoder(spec: EntrySpec, part: Part) -> TritonModel:
+    options = spec.options
+    inputs, outputs = spec.tensors
+    config = _shared(spec, part) | {
+        "backend": options.platform,
+        "defaultModelFilename": _MAIN[options.platform],
+        "input": [_port(tensor) for tensor in inputs],
+        "output": [_port(tensor) for tensor in outputs],
+        "instanceGroup": [{"count": options.instances, "kind": f"KIND_{options.kind.upper()}"}],
+    }
+    if accelerators := _accelerators(options):
+        config["optimization"] = {"executionAccelerators": accelerators}
+    files: dict[str, Content] = {f"1/{_GRAPH.get(options.platform, 'model.onnx')}": spec.graph}
+    for path in spec.data:
+        files[f"1/{path.relative_to(spec.graph.parent).as_posix()}"] = path
+    if options.platform == "python":
+        files["1/model.py"] = PROGRAMS / "encoder.py"
+    if options.warm_up:
+        config["modelWarmup"], warm_up = _warm_up(inputs, spec.text.max_tokens)
+        files |= warm_up
+    return _model(spec, part, config, files)
+
+
+def _tokenizer(spec: EntrySpec) -> TritonModel:
+    inputs, _ = spec.tensors
+    config = _shared(spec, "tokenizer") | {
+        "backend": "python",
+        "input": [_port(Tensor(TEXT, "STRING", (1,)))],
+        "output": [_port(Tensor(tensor.name, "INT64", tensor.dims)) for tensor in inputs],
+        "instanceGroup": [{"count": 1, "kind": "KIND_CPU"}],
+    }
+    assert spec.tokenizer is not None, "EntrySpec refuses text_in without one"
+    files: dict[str, Content] = {"1/model.py": PROGRAMS / "tokenizer.py", "1/tokenizer.json": spec.tokenizer}
+    return _model(spec, "tokenizer", config, files)
+
+
+def _ensemble(spec: EntrySpec) -> TritonModel:
+    inputs, outputs = spec.tensors
+    main = spec.text.sentence_embedding
+    same = {tensor.name: tensor.name for tensor in inputs}
+    config = _shared(spec, "model") | {
+        "platform": "ensemble",
+        "input": [_port(Tensor(TEXT, "STRING", (1,)))],
+        "output": [_port(Tensor(EMBEDDING, one.datatype, one.dims)) for one in outputs if one.name == main],
+        "ensembleScheduling": {
+            "step": [
+                _step(spec, "tokenizer", {TEXT: TEXT}, same),
+                _step(spec, "encoder", same, {main: EMBEDDING}),
+            ]
+        },
+    }
+    config.pop("dynamicBatching", None)  # the parts have theirs; Triton refuses one here
+    # A version is a folder, and a folder without a file gets lost on the way through archives and version control.
+    return _model(spec, "model", config, {"1/ensemble": b"The models of this ensemble are named in config.pbtxt.\n"})
+
+
+def _step(spec: EntrySpec, part: Part, given: Mapping[str, str], made: Mapping[str, str]) -> dict[str, Any]:
+    return {"modelName": triton_name(spec.name, part), "modelVersion": -1, "inputMap": given, "outputMap": made}
+
+
+def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
+    said = {
+        "shoal_format": str(FORMAT),
+        "shoal_name": spec.name,
+        "shoal_part": part,
+        "shoal_source": spec.source,
+        "shoal_space": spec.space,
+        "shoal_precision": spec.precision,
+        "shoal_kind": spec.options.kind,
+        "shoal_text": msgspec.json.encode(spec.text).decode(),
+    }
+    config: dict[str, Any] = {
+        "name": triton_name(spec.name, part),
+        "maxBatchSize": spec.options.max_batch_size,
+        "parameters": {key: {"stringValue": value} for key, value in said.items()},
+    }
+    if spec.options.dynamic_batching:
+        limit = spec.options.max_queue_size
+        config["dynamicBatching"] = {"defaultQueuePolicy": {"maxQueueSize": limit}} if limit else {}
+    return config
+
+
+def _port(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "dataType": f"TYPE_{tensor.datatype}", "dims": list(tensor.dims)}
+
+
+def _accelerators(options: EntryOptions) -> dict[str, Any]:
+    if options.accelerator == "tensorrt":
+        mode = {"parameters": {"precision_mode": "FP16"}} if options.fp16 else {}
+        return {"gpuExecutionAccelerator": [{"name": "tensorrt"} | mode]}
+    if options.accelerator == "openvino":
+        return {"cpuExecutionAccelerator": [{"name": "openvino"}]}
+    return {}
+
+
+def _warm_up(inputs: tuple[Tensor, ...], max_tokens: int) -> tuple[list[dict[str, Any]], dict[str, Content]]:
+    """A short and the longest text, before Triton calls the model ready.
+
+    The masks attend to every token: none attended is a division by zero in some graphs.
+    """
+    samples = []
+    files: dict[str, Content] = {}
+    for length in sorted({min(WARM_UP_TOKENS, max_tokens), max_tokens}):
+        given: dict[str, dict[str, Any]] = {}
+        for tensor in inputs:
+            given[tensor.name] = {"dataType": f"TYPE_{tensor.datatype}", "dims": [length]}
+            if tensor.name.endswith("_mask") and tensor.datatype in _WIDTH:
+                ones = f"ones-{tensor.datatype.lower()}-{length}"
+                given[tensor.name]["inputDataFile"] = ones
+                files[f"warmup/{ones}"] = (1).to_bytes(_WIDTH[tensor.datatype], "little") * length
+            else:
+                given[tensor.name]["zeroData"] = True
+        samples.append({"name": f"{length} tokens", "batchSize": 1, "inputs": given})
+    return samples, files
+
+
+def _model(spec: EntrySpec, part: Part, config: dict[str, Any], files: dict[str, Content]) -> TritonModel:
+    return TritonModel(triton_name(spec.name, part), part, ParseDict(config, ModelConfig()), files)
+
+
+_GRAPH: dict[Platform, str] = {"tensorrt": "model.plan"}
+_MAIN: dict[Platform, str] = {
+    "onnxruntime": "model.onnx",
+    "openvino": "model.onnx",
+    "tensorrt": "model.plan",
+    "python": "model.py",
+}
+"""The file that each backend opens."""
+
+_WIDTH = {"INT64": 8, "INT32": 4, "BOOL": 1}
+"""Bytes of the datatypes in which masks come."""

@@ -1,0 +1,200 @@
+"""A Python for the models of Triton's python backend: an interpreter with a shared libpython, and its libraries.
+
+The backend runs every model in a process of its own, a "stub" that embeds Python: it needs `libpython3.X.so.1.0` of
+the very version that it was built for, and a numpy before 2, which it was built against. So the models get a virtual
+environment of their own, apart from Shoal's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shoal.backends.triton.pip import Pip
+from shoal.backends.triton.place import Progress, build_once
+from shoal.errors import SetupError, SourceError
+
+REQUIREMENTS = ("numpy>=1.26,<2", "onnxruntime>=1.20,<2", "tokenizers>=0.20,<1")
+"""What Shoal's Python models import. Without their dependencies: those serve the hub and training, not inference."""
+
+VERSIONS = ("3.12", "3.11", "3.10")
+"""Pythons that have both a stub in the wheel and wheels of a numpy before 2, best first."""
+
+_TIMEOUT_S = 30.0
+_ASK = """\
+import json, sys, sysconfig as s
+names = "LIBDIR", "INSTSONAME", "MULTIARCH", "LIBPL"
+print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": getattr(sys, "_base_executable", ""),
+"prefix": sys.base_prefix, **{n.lower(): s.get_config_var(n) or "" for n in names}}))
+"""
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What an interpreter says of itself; paths are absolute, empty where it does not know."""
+
+    version: str
+    executable: str
+    prefix: str = ""
+    libdir: str = ""
+    instsoname: str = ""
+    multiarch: str = ""
+    libpl: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python that stubs can embed. `libpython` is the file that the loader must find as libpython3.X.so.1.0."""
+
+    executable: str
+    version: str
+    libpython: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`programs` comes first on the server's PATH, `libraries` on its LD_LIBRARY_PATH."""
+
+    programs: Path
+    libraries: Path
+
+
+def ask(executable: str) -> Answers | None:
+    """What an interpreter says of itself; None where it does not run (a pyenv shim of a version not chosen)."""
+    try:
+        said = subprocess.run([executable, "-I", "-c", _ASK], capture_output=True, timeout=_TIMEOUT_S, check=True)
+        return msgspec.json.decode(said.stdout, type=Answers)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return None
+
+
+def candidates() -> list[str]:
+    """Interpreters of this machine: the one that runs Shoal first, then those on PATH and Debian's place."""
+    names = [f"python{version}" for version in VERSIONS]
+    found = [shutil.which(name) for name in names] + [shutil.which(name, path="/usr/bin") for name in names]
+    return list(dict.fromkeys([sys.executable, *filter(None, found)]))
+
+
+def find_interpreter(
+    executables: Iterable[str],
+    *,
+    asked: Callable[[str], Answers | None] = ask,
+    located: Callable[[Answers], Path | None] | None = None,
+) -> Interpreter:
+    """The first that a stub can embed. Raises SetupError that says what was looked at and what to install."""
+    looked: list[str] = []
+    for executable in executables:
+        answers = asked(executable)
+        if answers is None:
+            continue
+        if answers.version not in VERSIONS:
+            looked.append(f"{executable} is Python {answers.version}")
+            continue
+        libpython = (located or find_libpython)(answers)
+        if libpython is not None:
+            return Interpreter(answers.executable or executable, answers.version, libpython)
+        looked.append(f"{executable} has no {_soname(answers.version)}")
+    best = sys.version_info[:2]
+    wanted = f"3.{best[1]}" if f"3.{best[1]}" in VERSIONS else VERSIONS[0]
+    raise SetupError(
+        "models of Triton's python backend need a shared libpython of Python 3.10, 3.11 or 3.12, and none was found"
+        f" ({'; '.join(looked) or 'no such Python on PATH'}). On Debian and Ubuntu: apt-get install libpython{wanted};"
+        f" with pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {wanted}; Pythons of uv and conda have one"
+    )
+
+
+def find_libpython(
+    answers: Answers,
+    *,
+    is_file: Callable[[Path], bool] = Path.is_file,
+    cached: Callable[[str], Iterable[str]] | None = None,
+) -> Path | None:
+    """The shared library of an interpreter: where it says, beside it, else where the loader knows one."""
+    folders = [answers.libdir, f"{answers.libdir}/{answers.multiarch}", f"{answers.prefix}/lib", answers.libpl]
+    names = [name for name in (_soname(answers.version), answers.instsoname) if ".so" in name]
+    for folder in dict.fromkeys(filter(None, folders)):
+        for name in dict.fromkeys(names):
+            if is_file(path := Path(folder, name)):
+                return path
+    known = (cached or _loader_cache)(_soname(answers.version))
+    return next((Path(path) for path in known if is_file(Path(path))), None)
+
+
+def _soname(version: str) -> str:
+    return f"libpython{version}.so.1.0"
+
+
+def _loader_cache(name: str) -> list[str]:
+    """Paths of a library in the cache of ldconfig, which lists `NAME (FLAGS) => PATH`."""
+    program = shutil.which("ldconfig") or "/sbin/ldconfig"
+    try:
+        said = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = (line.strip().partition(" => ") for line in said.splitlines())
+    return [path for before, _, path in lines if before.split(" ")[0] == name]
+
+
+def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress, stop: threading.Event) -> Environment:
+    """The environment for models, below `root`; made with pip when it is not there, or its Python is gone.
+
+    Raises SourceError and Cancelled.
+    """
+    told = "\n".join((*REQUIREMENTS, python.executable, str(python.libpython)))
+    folder = root / f"py{python.version}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+    def make(made: Path) -> None:
+        if offline:
+            raise SourceError(
+                f"the Python libraries for Triton's models are not in {root}, and --offline forbids to fetch them: run"
+                " `shoal triton up` once with network"
+            )
+        _run([python.executable, "-m", "venv", "--without-pip", str(made)], "making a virtual environment")
+        inside = str(made / "bin" / "python")
+        work = Path(tempfile.mkdtemp(dir=made.parent))
+        Pip("Python libraries for Triton", work, progress, stop).run(
+            "install", *REQUIREMENTS, before=("--python", inside)
+        )
+        _run([inside, "-I", "-c", "import numpy, onnxruntime, tokenizers"], "importing onnxruntime and tokenizers")
+        (made / "libpython").mkdir()
+        (made / "libpython" / _soname(python.version)).symlink_to(python.libpython)
+
+    def usable(path: Path) -> bool:
+        return (path / "bin" / "python").is_file() and (path / "libpython" / _soname(python.version)).is_file()
+
+    build_once(folder, make, usable=usable, stop=stop)
+    return Environment(folder / "bin", folder / "libpython")
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=4 * _TIMEOUT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines()
+        raise SourceError(f"{what} for Triton's models failed: {said[-1] if said else error}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceError(f"{what} for Triton's models failed: {error}") from error
+
+
+def surroundings(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment variables of a server: this process's without Shoal's settings, which may hold keys."""
+    kept = {name: value for name, value in (base or dict(os.environ)).items() if not name.startswith("SHOAL_")}
+    if environment is None:
+        return kept
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):  # they lead to another numpy
+        kept.pop(name, None)
+    kept["PYTHONNOUSERSITE"] = "1"
+    kept["PATH"] = os.pathsep.join(filter(None, (str(environment.programs), kept.get("PATH", os.defpath))))
+    kept["LD_LIBRARY_PATH"] = os.pathsep.join(
+        filter(None, (str(environment.libraries), kept.get("LD_LIBRARY_PATH", "")))
+    )
+    return kept

@@ -1,0 +1,197 @@
+"""What a Triton server answers when it fails, to what Shoal raises: one table.
+
+Sources: Triton's mapping of its own errors to gRPC statuses, observed on server 2.51, and gRPC's own statuses. The
+words matter where a status says too little: the python backend reports nearly everything as INTERNAL, and UNAVAILABLE
+is a full queue as well as a dead server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import grpc
+
+from shoal.errors import (
+    BackendError,
+    Conflict,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    OutOfMemory,
+    Overloaded,
+    SetupError,
+    ShoalError,
+    TransportFailed,
+    Unsupported,
+)
+
+Code = grpc.StatusCode
+FULL_QUEUE_S = 0.1
+LONGEST = 400
+
+
+class ModelGone(TransportFailed):
+    """The server is there, the model is not: unknown, unloaded, or on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A row: `codes` (empty: any) and `words` of which the message has one (empty: any), what they mean and what to
+    say before the server's own words."""
+
+    codes: tuple[Code, ...]
+    words: tuple[str, ...]
+    kind: type[ShoalError]
+    saying: str
+
+
+MEANINGS: tuple[Meaning, ...] = (
+    Meaning(
+        (),
+        ("this protocol is restricted",),
+        SetupError,
+        "Triton restricts this part of its API: give its key as triton_metadata, 'triton-grpc-protocol-NAME: KEY'",
+    ),
+    Meaning(
+        (),
+        ("load / unload is not allowed", "model control mode is not explicit"),
+        SetupError,
+        "Triton was not started to load models on demand: start it with --model-control-mode=explicit",
+    ),
+    Meaning(
+        (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED),
+        (),
+        SetupError,
+        "Triton, or a proxy before it, refuses Shoal: give credentials with triton_metadata, triton_cert_file and "
+        "triton_key_file",
+    ),
+    Meaning(
+        (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNKNOWN),
+        ("maximum queue size", "request timeout expired", "queue is full", "too many requests"),
+        Overloaded,
+        "the model's own queue on Triton is full: try again",
+    ),
+    Meaning(
+        (Code.RESOURCE_EXHAUSTED,),
+        ("message larger", "message too large", "message size", "larger than max"),
+        OutOfMemory,
+        "the batch is larger than Triton, or a proxy before it, takes: lower max_batch_tokens",
+    ),
+    Meaning((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton has no room for more: try again"),
+    Meaning((Code.NOT_FOUND,), (), ModelGone, "Triton does not serve the model: load it"),
+    Meaning(
+        (Code.UNAVAILABLE,),
+        ("unknown model", "no available versions", "scheduler for model has stopped", "is being unloaded"),
+        ModelGone,
+        "Triton is unloading the model: load it again",
+    ),
+    Meaning(
+        (Code.UNAVAILABLE,),
+        ("handshake", "certificate", "wrong_version_number", "ssl_error"),
+        TransportFailed,
+        "no TLS connection to Triton: check triton_ca_file, triton_cert_file and triton_key_file, and whether its port "
+        "speaks TLS",
+    ),
+    Meaning((Code.UNAVAILABLE,), (), TransportFailed, "Triton is not reachable: check its address and that it runs"),
+    Meaning((Code.DEADLINE_EXCEEDED,), (), DeadlineExceeded, "Triton did not answer within the request's deadline"),
+    Meaning((Code.CANCELLED,), (), TransportFailed, "the call was broken off on Triton's side: send it again"),
+    Meaning((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE), (), InputRejected, "Triton refused these inputs"),
+    Meaning(
+        (Code.UNIMPLEMENTED,),
+        ("decoupled",),
+        Unsupported,
+        "the model answers in a stream (decoupled): it cannot be asked for one answer",
+    ),
+    Meaning(
+        (Code.UNIMPLEMENTED,), (), Unsupported, "the server cannot do this: it is no Triton, or a part of it is off"
+    ),
+    Meaning((Code.ALREADY_EXISTS,), (), Conflict, "Triton has it already: unload or unregister it first"),
+    Meaning(
+        (Code.INTERNAL, Code.UNKNOWN, Code.ABORTED),
+        (
+            "out of memory",
+            "failed to allocate",
+            "cannot allocate",
+            "bad_alloc",
+            "memoryerror",
+            "cuda_error_out_of_memory",
+        ),
+        OutOfMemory,
+        "the batch did not fit into Triton's memory: lower max_batch_tokens",
+    ),
+    Meaning(
+        (Code.INTERNAL, Code.UNKNOWN),
+        ("stub process", "rst_stream", "connection reset", "socket closed", "goaway"),
+        TransportFailed,
+        "the model's process on Triton, or the connection to it, broke: Triton's log says why",
+    ),
+    Meaning((), (), EngineFailed, "the model failed on Triton; Triton's log says more"),
+)
+"""The first row that fits counts; the last one fits all."""
+
+REQUEST_ID = re.compile(r"^\s*\[request id: [^\]]*\]\s*")
+
+
+def meaning(code: grpc.StatusCode, details: str) -> ShoalError:
+    """The Shoal error for a status, with the server's own words at the end of its message."""
+    words = essence(details)
+    lowered = words.lower()
+    row = next(
+        row
+        for row in MEANINGS
+        if (not row.codes or code in row.codes) and (not row.words or any(word in lowered for word in row.words))
+    )
+    error = row.kind(f"{row.saying} ({words or code.name})")
+    if isinstance(error, Overloaded):
+        error.retry_after = FULL_QUEUE_S
+    return error
+
+
+def rpc_error(error: grpc.aio.AioRpcError) -> ShoalError:
+    """The Shoal error for a failed call."""
+    return meaning(error.code(), error.details() or "")
+
+
+def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
+    """The same, as an Engine may raise it: what is no matter of this batch is EngineFailed."""
+    found = rpc_error(error)
+    if isinstance(found, (BackendError, Overloaded, DeadlineExceeded)):
+        return found
+    return EngineFailed(found.message)
+
+
+def stream_error(message: str) -> ShoalError:
+    """The Shoal error for the `error_message` of a stream, which comes without a status: its words must do."""
+    lowered = essence(message).lower()
+    for words, code in STREAM_CODES:
+        if any(word in lowered for word in words):
+            return meaning(code, message)
+    return meaning(Code.INTERNAL, message)
+
+
+STREAM_CODES: tuple[tuple[tuple[str, ...], grpc.StatusCode], ...] = (
+    (("unknown model", "no available versions"), Code.NOT_FOUND),
+    (("maximum queue size", "request timeout expired", "stopped accepting"), Code.UNAVAILABLE),
+    (("request cancelled", "was cancelled"), Code.CANCELLED),
+    (
+        (
+            "unexpected shape",
+            "unexpected inference input",
+            "data-type is",
+            "unable to find data",
+            "batch-size must be",
+            "inputs but got",
+            "string elements",
+            "string data",
+            "contents field",
+            "are reserved",
+        ),
+        Code.INVALID_ARGUMENT,
+    ),
+)
+
+
+def essence(details: str) -> str:
+    """A server's message on one line, without the request's id before it."""
+    return " ".join(REQUEST_ID.sub("", details).split())[:LONGEST]

@@ -1,0 +1,47 @@
+"""Served names as the names of folders in a Triton repository.
+
+Triton takes any folder's name, but its HTTP API does not decode `%2B`, and `tritonclient` sends "+" so: a name must
+survive URL quoting. "~" does, and no served name holds it. So "/" becomes "~", and the parts of a model that is
+written as several have "~~" in their names, which no served name ever leads to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+from shoal.errors import InvalidValue
+
+Part: TypeAlias = Literal["model", "encoder", "tokenizer"]
+
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}")
+
+
+def check_served(name: str) -> str:
+    """Answer `name` if it may be a served model's name, by the rule of addresses; else raise InvalidValue.
+
+    It is checked here too, because what follows from it is written and deleted.
+    """
+    parts = name.split("/")
+    if len(parts) > 2 or not all(_PART.fullmatch(part) for part in parts):
+        raise InvalidValue(
+            f"{name!r} cannot name a model: use ASCII letters, digits, '.', '_' and '-' with at most one '/', "
+            "1 to 96 characters a part, no leading dot",
+            param="model",
+        )
+    return name
+
+
+def triton_name(served: str, part: Part = "model") -> str:
+    """The folder of a served model, or of one of its parts. Raises InvalidValue for a name that no model may have."""
+    whole = check_served(served).replace("/", "~")
+    return whole if part == "model" else f"{whole}~~{part}"
+
+
+def served_name(triton: str) -> str | None:
+    """The served name whose folder this is; None for a part, and for what no served name leads to."""
+    served = triton.replace("~", "/")
+    try:
+        return check_served(served)
+    except InvalidValue:
+        return None

@@ -1,0 +1,426 @@
+"""What a model on Triton wants and gives, read from its ModelConfig and ModelMetadata: pure, and the only place that
+knows the conventions of those who put embedding models on Triton.
+
+Dims in a ModelConfig leave the batch axis out where max_batch_size is above 0; shapes in ModelMetadata hold it as a
+leading -1. `reshape` is between Triton and the model: clients send and get `dims`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.errors import ConfigError, EngineFailed
+from shoal.types import Array
+
+Style: TypeAlias = Literal["tokens", "text", "nim", "litellm"]
+Level: TypeAlias = Literal["sentence", "token"]
+Batch: TypeAlias = Literal["config", "free", "one", "none"]
+
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask")
+TEXT = "text"
+SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT = (
+    "sentence_embedding",
+    "pooled",
+    "token_embeddings",
+    "embedding",
+    "token_count",
+)
+TOKEN_OUTPUTS = (
+    SENTENCE,
+    POOLED,
+    "sentence_embeddings",
+    "embeddings",
+    EMBEDDING,
+    TOKENS,
+    "last_hidden_state",
+    "output",
+    "pooler_output",
+)
+"""Which of several outputs of a model that reads token ids is taken: the first of these that it has. BERT's
+pooler_output was never trained to be an embedding, so it is only taken where there is nothing else."""
+
+TEXT_OUTPUTS = (EMBEDDING, "embeddings", SENTENCE, "sentence_embeddings", POOLED, "output")
+
+DATATYPES = {
+    1: "BOOL",
+    2: "UINT8",
+    3: "UINT16",
+    4: "UINT32",
+    5: "UINT64",
+    6: "INT8",
+    7: "INT16",
+    8: "INT32",
+    9: "INT64",
+    10: "FP16",
+    11: "FP32",
+    12: "FP64",
+    13: "BYTES",
+    14: "BF16",
+}
+"""Numbers of ModelConfig's DataType to the names of the wire, which says BYTES for TYPE_STRING."""
+
+_FLOATS = ("FP32", "FP16", "BF16", "FP64")
+_INTEGERS = ("INT64", "INT32")
+_PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
+_WITHOUT_HARM = ("attention_mask", "pooling_mask")
+"""Optional inputs that are filled all the same: without them padding, or a prompt, would count."""
+
+_PARAMETERS = "shoal_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The operator's word on a model's tensors: canonical name to the model's own."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One tensor that Shoal fills or reads. `dims` are those of one item, -1 for any size; `column`: texts go out as
+    [n, 1] and not as [n]; `axes`: how many axes an item of an answer has (a vector 1, token vectors 2, a count 0)."""
+
+    canonical: str
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    column: bool = False
+    axes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedder:
+    """How an embedding model on Triton is called.
+
+    `outputs`: the one that is meant to be used stands first. `batch`: "config" (max_batch_size is above 0), "free" (a
+    leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
+    number. `instances`: calls that the server computes side by side. `dimension` None: only an answer tells.
+    `level` "token": the answer holds a vector for each token. `length`: the only sequence length that it takes, 0 for
+    any. `masked`: it is told which tokens are padding. `precision` "": not known. `parameters`: those that Shoal's
+    repository writer leaves (`shoal_source` and so on). `version`: the newest that is loaded.
+    """
+
+    name: str
+    style: Style
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    batch: Batch
+    max_batch_size: int
+    instances: int = 1
+    dimension: int | None = None
+    level: Level = "sentence"
+    length: int = 0
+    precision: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    ensemble: bool = False
+    version: str = ""
+
+    @property
+    def batch_axis(self) -> bool:
+        """Tensors have a batch axis."""
+        return self.batch != "none"
+
+    @property
+    def masked(self) -> bool:
+        return self.style != "tokens" or any(port.canonical == "attention_mask" for port in self.inputs)
+
+    @property
+    def tensors(self) -> tuple[object, ...]:
+        """Equal while the model can be called as before."""
+        return (self.style, self.level, self.inputs, self.outputs, self.batch, self.dimension, self.length)
+
+    def sent(self, port: Port, array: Array) -> Array:
+        """A batch's array [n, ...] in the shape that the model takes."""
+        if port.column and array.ndim == 1:
+            array = array[:, None]
+        return array if self.batch_axis else array[0]
+
+    def answered(self, port: Port, array: Array, rows: int) -> Array:
+        """An answer's array as [rows, ...], whatever axes of size 1 the model puts before or between.
+
+        Raises EngineFailed when it does not hold an item for each row.
+        """
+        tail = array.shape[array.ndim - port.axes :]
+        if array.ndim < port.axes or array.size != rows * math.prod(tail):
+            raise EngineFailed(f"{self.name} answered {port.name} {list(array.shape)} for {rows} inputs")
+        return array.reshape(rows, *tail)
+
+
+class _Tensor(NamedTuple):
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.datatype} {list(self.dims)})"
+
+
+class _Model(NamedTuple):
+    name: str
+    inputs: dict[str, _Tensor]
+    outputs: dict[str, _Tensor]
+    max_batch_size: int
+
+    def refuse(self, why: str) -> ConfigError:
+        return ConfigError(f"Triton's model {self.name!r} {why}")
+
+
+def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Embedder:
+    """How to call the model. Raises ConfigError, with the reason, for one that cannot be served as an embedder, and
+    for `names` that it does not have."""
+    model = _read(config, metadata)
+    names = names or Names()
+    _check_names(model, names)
+    _refuse_other_kinds(config, metadata, model)
+    style, inputs = _inputs(model, names)
+    batch, length = _batch(model, inputs[0], style)
+    ports = tuple(_input_port(model, canonical, tensor, batch, style) for canonical, tensor in inputs)
+    if style == "tokens":
+        outputs = _token_outputs(model, batch, names)
+    else:
+        style, outputs = _text_outputs(model, batch, names, style)
+    first = outputs[0]
+    parameters = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PARAMETERS)}
+    return Embedder(
+        name=model.name,
+        style=style,
+        inputs=ports,
+        outputs=outputs,
+        batch=batch,
+        max_batch_size={"config": model.max_batch_size, "free": 0}.get(batch, 1),
+        instances=_instances(config),
+        dimension=first.dims[-1] if first.dims[-1] > 0 else None,
+        level="token" if first.axes == 2 else "sentence",
+        length=length,
+        precision=parameters.get("shoal_precision") or _PRECISIONS.get(first.datatype, ""),
+        parameters=parameters,
+        ensemble=config.HasField("ensemble_scheduling"),
+        version=max(metadata.versions, key=_number, default=""),
+    )
+
+
+def _read(config: ModelConfig, metadata: ModelMetadataResponse) -> _Model:
+    """The tensors by the configuration; by the metadata where a server leaves them out of it."""
+    size = max(config.max_batch_size, 0)
+    inputs = [
+        _Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
+    ]
+    outputs = [_Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims)) for one in config.output]
+    batched = 1 if size else 0
+    if not inputs:
+        inputs = [_Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.inputs]
+    if not outputs:
+        outputs = [_Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.outputs]
+    name = config.name or metadata.name
+    return _Model(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
+
+
+def _check_names(model: _Model, names: Names) -> None:
+    for setting, given, known, has in (
+        ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT), model.inputs),
+        ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT), model.outputs),
+    ):
+        for canonical, own in given.items():
+            if canonical not in known:
+                raise model.refuse(f"cannot be served with {setting}.{canonical}: the names are {', '.join(known)}")
+            if own not in has:
+                listed = ", ".join(has) or "none"
+                raise model.refuse(f"has no tensor {own!r}, which {setting}.{canonical} names; it has {listed}")
+        if len(set(given.values())) != len(given):
+            raise model.refuse(f"cannot be served with {setting} that name one tensor twice")
+
+
+def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, model: _Model) -> None:
+    kind = _generator(config, metadata, model)
+    if kind:
+        raise model.refuse(f"generates text ({kind}): not served by this version")
+    if images := [str(one) for one in model.inputs.values() if not one.optional and _is_image(one)]:
+        raise model.refuse(f"reads images ({images[0]}): not served by this version")
+    if config.model_transaction_policy.decoupled:
+        raise model.refuse(
+            "answers in a stream (decoupled), which embeddings are not served over: serve one that is not"
+        )
+    if config.HasField("sequence_batching"):
+        raise model.refuse("keeps state between requests (sequence_batching), which embeddings have none of")
+
+
+def _generator(config: ModelConfig, metadata: ModelMetadataResponse, model: _Model) -> str:
+    """Whose convention for text generation a model follows; "" for none."""
+    has = model.inputs.keys()
+    if "dynamo" in (config.platform, config.backend, metadata.platform):
+        return "Dynamo"
+    if "vllm" in (config.backend, config.platform, metadata.platform) or {"text_input", "sampling_parameters"} <= has:
+        return "vLLM"
+    if {"input_ids", "request_output_len"} <= has:
+        return "TensorRT-LLM, token level"
+    if "text_input" in has and ("streaming" in has or any(one.startswith("sampling_param_") for one in has)):
+        return "TensorRT-LLM, LLM API"
+    if {"text_input", "max_tokens"} <= has:
+        return "TensorRT-LLM"
+    text = model.outputs.get("text_output")
+    return "text_output" if text is not None and text.datatype == "BYTES" else ""
+
+
+def _is_image(tensor: _Tensor) -> bool:
+    pixels = tensor.datatype in _FLOATS and len(tensor.dims) >= 3 and 3 in (tensor.dims[-3], tensor.dims[-1])
+    return tensor.name == "pixel_values" or pixels
+
+
+def _inputs(model: _Model, names: Names) -> tuple[Style, list[tuple[str, _Tensor]]]:
+    """The inputs that Shoal fills, by canonical name, the one that sets the shape first."""
+    given = {own: canonical for canonical, own in names.inputs.items()}
+    taken = set(names.inputs)
+    for name in TOKEN_INPUTS:
+        if name in model.inputs and name not in taken and name not in given:
+            given[name] = name
+    if "input_ids" in given.values():
+        style: Style = "tokens"
+        known = {canonical: model.inputs[own] for own, canonical in given.items() if canonical != TEXT}
+        filled = [
+            (name, known[name])
+            for name in TOKEN_INPUTS
+            if name in known and (not known[name].optional or name in ("input_ids", *_WITHOUT_HARM, *taken))
+        ]
+    else:
+        text = _text_input(model, names)
+        style = "litellm" if text.name == "input_text" else "text"
+        filled = [(TEXT, text)]
+    used = {tensor.name for _, tensor in filled}
+    missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in used]
+    if missing:
+        raise model.refuse(
+            f"needs inputs that Shoal does not know: {', '.join(missing)}; if they are a text model's, name them in "
+            "`input_names`"
+        )
+    return style, filled
+
+
+def _text_input(model: _Model, names: Names) -> _Tensor:
+    if own := names.inputs.get(TEXT):
+        return model.inputs[own]
+    texts = [one for one in model.inputs.values() if one.datatype == "BYTES"]
+    required = [one for one in texts if not one.optional]
+    candidates = required or texts
+    if len(candidates) != 1:
+        listed = ", ".join(map(str, model.inputs.values())) or "nothing"
+        raise model.refuse(
+            f"takes {listed}: neither one text (BYTES) nor input_ids, so it is not known how to call it; name its "
+            "tensors in `input_names`"
+        )
+    return candidates[0]
+
+
+def _batch(model: _Model, first: tuple[str, _Tensor], style: Style) -> tuple[Batch, int]:
+    """Where the batch axis is, and the only length of a sequence that is taken (0: any)."""
+    tensor = first[1]
+    dims = tensor.dims
+    wrong = model.refuse(
+        f"takes {tensor}: a batch of {'token ids' if style == 'tokens' else 'texts'} has not that shape"
+    )
+    if model.max_batch_size:
+        batch: Batch = "config"
+    elif style == "tokens" and len(dims) == 1:
+        return "none", max(dims[0], 0)
+    elif dims and dims[0] == -1:
+        batch, dims = "free", dims[1:]
+    elif dims and dims[0] == 1:
+        batch, dims = "one", dims[1:]
+    else:
+        raise wrong
+    if style != "tokens":
+        if len(dims) > 1 or any(size not in (1, -1) for size in dims):
+            raise wrong
+        return batch, 0
+    if len(dims) != 1 or dims[0] == 0:
+        raise wrong
+    return batch, max(dims[0], 0)
+
+
+def _input_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch, style: Style) -> Port:
+    dims = tensor.dims if batch in ("config", "none") else tensor.dims[1:]
+    if canonical == TEXT:
+        if tensor.datatype != "BYTES":
+            raise model.refuse(f"takes {tensor}, but a text is BYTES")
+        return Port(canonical, tensor.name, tensor.datatype, dims, column=len(dims) == 1)
+    if tensor.datatype not in _INTEGERS:
+        raise model.refuse(f"takes {tensor}, but {canonical} are {' or '.join(_INTEGERS)}")
+    if len(dims) != 1:
+        raise model.refuse(f"takes {tensor}: {canonical} have one number a token")
+    return Port(canonical, tensor.name, tensor.datatype, dims)
+
+
+def _token_outputs(model: _Model, batch: Batch, names: Names) -> tuple[Port, ...]:
+    given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
+    if given:
+        # Alone, a pooled vector is the sentence's: there is none after a Normalize to tell it from.
+        alone = (EMBEDDING,) if SENTENCE in given else (EMBEDDING, POOLED)
+        own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in given.items()}
+        ports = [_output_port(model, canonical, model.outputs[own], batch) for canonical, own in own_words.items()]
+        return tuple(sorted(ports, key=lambda port: TOKEN_OUTPUTS.index(port.canonical)))
+    first = _preferred(model, TOKEN_OUTPUTS)
+    ports = [_output_port(model, "", first, batch)]
+    pooled = model.outputs.get(POOLED)
+    if first.name == SENTENCE and pooled is not None and pooled.datatype in _FLOATS:
+        ports.append(_output_port(model, POOLED, pooled, batch))
+    return tuple(ports)
+
+
+def _text_outputs(model: _Model, batch: Batch, names: Names, style: Style) -> tuple[Style, tuple[Port, ...]]:
+    own = next((names.outputs[name] for name in (EMBEDDING, SENTENCE, POOLED) if name in names.outputs), "")
+    vectors = model.outputs[own] if own else _preferred(model, TEXT_OUTPUTS)
+    port = _output_port(model, EMBEDDING, vectors, batch)
+    count = model.outputs.get(names.outputs.get(COUNT, COUNT))
+    if count is None or count.datatype not in (*_INTEGERS, "UINT32", "UINT64"):
+        return style, (port,)
+    if style == "text" and vectors.name == "embeddings" and TEXT in model.inputs:
+        style = "nim"
+    return style, (port, Port(COUNT, count.name, count.datatype, (), axes=0))
+
+
+def _preferred(model: _Model, order: Sequence[str]) -> _Tensor:
+    """The output with the embedding."""
+    floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
+    listed = ", ".join(map(str, model.outputs.values())) or "nothing"
+    if not floats:
+        raise model.refuse(f"gives {listed}: no floats ({', '.join(_FLOATS)}), so no embedding")
+    if len(floats) == 1:
+        return next(iter(floats.values()))
+    for name in order:
+        if name in floats:
+            return floats[name]
+    raise model.refuse(f"gives {listed}: name the one with the embedding in `output_names`")
+
+
+def _output_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch) -> Port:
+    """`canonical` "": by what the output holds."""
+    dims = tensor.dims
+    if tensor.datatype not in _FLOATS:
+        raise model.refuse(f"gives {tensor}: an embedding is one of {', '.join(_FLOATS)}")
+    if batch == "free" or (batch == "one" and len(dims) > 1):
+        dims = dims[1:]
+    if len(dims) == 2 and dims[0] == 1:
+        dims = dims[1:]
+    if len(dims) not in (1, 2) or 0 in dims:
+        raise model.refuse(f"gives {tensor}: neither a vector nor a vector a token")
+    token = len(dims) == 2
+    if canonical == EMBEDDING and token:
+        raise model.refuse(f"gives {tensor} for a text: vectors of tokens, which only its tokenizer could pool")
+    if canonical in (SENTENCE, POOLED, TOKENS) and token != (canonical == TOKENS):
+        raise model.refuse(f"gives {tensor}, which is no {canonical}")
+    return Port(canonical or (TOKENS if token else SENTENCE), tensor.name, tensor.datatype, dims, axes=len(dims))
+
+
+def _instances(config: ModelConfig) -> int:
+    """`count` is for each GPU that is listed."""
+    groups = [group for group in config.instance_group if not group.passive]
+    return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
+
+
+def _number(version: str) -> tuple[int, str]:
+    return (int(version), "") if version.isdecimal() else (-1, version)

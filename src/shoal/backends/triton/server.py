@@ -1,0 +1,372 @@
+"""A tritonserver of Shoal's own: found or fetched, started on the loopback, watched, and started again when it dies.
+
+Models are loaded by whoever connects (explicit model control): a server that was started again has none, and its
+clients load theirs anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from shoal.backends.triton import distribution, environment
+from shoal.backends.triton.place import Progress, Unseen
+from shoal.backends.triton.process import (
+    HOST,
+    Command,
+    Ports,
+    describe,
+    end,
+    new_shm_prefix,
+    spawn,
+    version,
+    wait_ready,
+)
+from shoal.backends.triton.state import Phase, RunFolder, State, clear, process
+from shoal.errors import SetupError
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_TRIES = 5
+"""Ports that were free when they were chosen are taken by others before Triton has them once in a blue moon."""
+
+_CLASHES = ("already in use", "Address already in use")
+_LOG_LINES = 20
+_MAX_LOG_BYTES = 16 << 20
+_KILL_AFTER_S = 3.0
+"""On top of the server's own exit timeout, after which it should have ended by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonOptions:
+    """How a server is run. Ports: 0 takes a free one. `home`: Shoal's folder of files. Times in seconds.
+
+    `restarts`: how many times in a row a server that died is started again, `backoff_s` later, twice that, and so on;
+    one that was ready for `stable_s` begins a new row.
+    """
+
+    home: Path
+    repository: Path | None = None
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    offline: bool = False
+    load: tuple[str, ...] = ()
+    owner: Literal["up", "serve"] = "serve"
+    start_timeout_s: float = 60.0
+    exit_timeout_s: float = 5.0
+    restarts: int = 5
+    backoff_s: float = 0.5
+    max_backoff_s: float = 15.0
+    stable_s: float = 60.0
+
+    @property
+    def root(self) -> Path:
+        return self.home.expanduser().absolute() / "triton"
+
+    @property
+    def folder(self) -> Path:
+        """The model repository: the one that was named, else one of Shoal's own."""
+        return self.repository.expanduser().absolute() if self.repository else self.root / "repository"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What there is to run; `environment` None: the distribution has a Python of its own."""
+
+    distribution: distribution.Distribution
+    environment: environment.Environment | None
+
+
+def obtain(options: TritonOptions, progress: Progress | None = None, stop: threading.Event | None = None) -> Installed:
+    """The tritonserver of this machine, else the fetched one with its Python. Blocks, for minutes when it must fetch.
+
+    Raises SetupError (no such machine, no libpython), SourceError (cannot be fetched), Cancelled once `stop` is set.
+    """
+    if (found := distribution.find_installed()) is not None:
+        return Installed(found, None)
+    progress, stop = progress or Unseen(), stop or threading.Event()
+    distribution.check_machine()
+    python = environment.find_interpreter(environment.candidates())
+    fetched = distribution.fetch(
+        options.root / "distributions", python.version, offline=options.offline, progress=progress, stop=stop
+    )
+    made = environment.build(
+        options.root / "environments", python, offline=options.offline, progress=progress, stop=stop
+    )
+    return Installed(fetched, made)
+
+
+async def _in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Run blocking work that looks at its event; a cancellation sets it, and waits for the work to be cleared away."""
+    stop = threading.Event()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # asked for, so that asyncio does not report it as overlooked
+        raise
+
+
+@asynccontextmanager
+async def run_triton(options: TritonOptions, progress: Progress | None = None) -> AsyncIterator[TritonServer]:
+    """A server that is ready; it is stopped on leaving, and killed by the kernel if this process dies before.
+
+    Raises SetupError (cannot run here, port in use, died or was late: with the end of its log), SourceError, Cancelled.
+    """
+    installed = await _in_thread(lambda stop: obtain(options, progress, stop))
+    server = await _start(options, installed)
+    try:
+        yield server
+    finally:
+        await server.aclose()
+
+
+async def _start(options: TritonOptions, installed: Installed) -> TritonServer:
+    wanted = Ports(options.http_port, options.grpc_port, options.metrics_port)
+    taken = f"a Triton for port {wanted.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
+    if wanted.grpc and await asyncio.to_thread(RunFolder(options.run / str(wanted.grpc)).supervised):
+        raise SetupError(taken)
+    for attempt in range(_TRIES):
+        ports = await asyncio.to_thread(wanted.free)
+        folder = RunFolder(options.run / str(ports.grpc))
+        if not await asyncio.to_thread(folder.claim):
+            continue
+        server = await asyncio.to_thread(TritonServer, options, installed, ports, folder)
+        try:
+            await server.start()
+        except PortTaken:
+            if attempt == _TRIES - 1 or ports == wanted:
+                raise
+        else:
+            return server
+    raise SetupError(taken)
+
+
+class PortTaken(SetupError):
+    """Another program took a port between its choice and the server's start."""
+
+
+class TritonServer:
+    """One server and its supervision, for one event loop. Made by `run_triton`; to make one reads files.
+
+    `url` is host:port of its gRPC side, `http_url` of its HTTP side. Both stay the same when it is started again.
+    """
+
+    def __init__(self, options: TritonOptions, installed: Installed, ports: Ports, folder: RunFolder) -> None:
+        self._options = options
+        self._installed = installed
+        self._ports = ports
+        self._folder = folder
+        self._command = Command(
+            installed.distribution,
+            installed.environment,
+            options.folder,
+            ports,
+            options.exit_timeout_s,
+            options.load,
+        )
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._state = State(
+            owner=options.owner,
+            supervisor=process(os.getpid()),
+            http_port=ports.http,
+            grpc_port=ports.grpc,
+            metrics_port=ports.metrics,
+            repository=str(options.folder),
+            binary=str(installed.distribution.binary),
+            since=time.time(),
+        )
+        self._ready_at = 0.0
+        self._platforms = installed.distribution.platforms()
+
+    @property
+    def url(self) -> str:
+        return f"{HOST}:{self._ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        return f"{HOST}:{self._ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"{HOST}:{self._ports.metrics}"
+
+    @property
+    def repository(self) -> Path:
+        return self._options.folder
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The backends that it has, by name: "python", "onnxruntime", ..."""
+        return self._platforms
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter that python models get; None where the distribution has its own."""
+        made = self._installed.environment
+        return None if made is None else made.programs / "python"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now; None between two."""
+        return self._state.server.pid if self._state.server else None
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    @property
+    def version(self) -> str:
+        return self._state.version
+
+    @property
+    def restarts(self) -> int:
+        return self._state.restarts
+
+    @property
+    def log(self) -> Path:
+        return self._folder.log
+
+    async def log_tail(self, lines: int = _LOG_LINES) -> str:
+        return await asyncio.to_thread(self._folder.tail, lines)
+
+    async def start(self) -> None:
+        """Bring it up for the first time; the folder is given back when that fails. Raises SetupError, PortTaken."""
+        try:
+            await asyncio.to_thread(self._prepare)
+            await self._launch()
+        except BaseException:  # a cancelled start, too, must leave neither a process nor a claimed folder
+            await self._end(keep_log=True)
+            raise
+        self._watching = asyncio.create_task(self._watch(), name=f"triton {self.url}")
+
+    async def wait(self) -> None:
+        """Return never while the server is looked after. Raises SetupError when it is given up."""
+        assert self._watching is not None, "wait() comes after start()"
+        await asyncio.shield(self._watching)
+        raise SetupError(self._state.error)
+
+    async def aclose(self) -> None:
+        """Stop it: SIGTERM, later SIGKILL."""
+        # A port that was chosen for this once is never looked at again, unlike one that somebody named.
+        await self._end(keep_log=self._options.grpc_port != 0)
+
+    def _prepare(self) -> None:
+        try:
+            self._options.folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self._folder.log.unlink()
+        except OSError as error:
+            raise SetupError(
+                f"{error.filename}: {error.strerror}; name another folder with --repository or SHOAL_HOME"
+            ) from error
+
+    async def _launch(self) -> None:
+        """Start a process and wait until it is ready. Raises SetupError with the end of the log."""
+        prefix = new_shm_prefix(self._ports.grpc)
+        arguments = await asyncio.to_thread(self._command.arguments, prefix)
+        log = await asyncio.to_thread(_open_log, self._folder.log)
+        try:
+            self._process = await spawn(arguments, self._installed.environment, log)
+        finally:
+            os.close(log)
+        await self._tell(server=await asyncio.to_thread(process, self._process.pid), shm_prefix=prefix)
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                ready = await wait_ready(self._process, self._ports.http)
+        except TimeoutError:
+            tail = await self.log_tail()
+            await end(self._process, 0)
+            raise SetupError(
+                f"tritonserver was not ready after {self._options.start_timeout_s:g} s; the end of {self.log}:\n{tail}"
+            ) from None
+        if not ready:
+            tail = await self.log_tail()
+            kind = PortTaken if any(clash in tail for clash in _CLASHES) else SetupError
+            how = describe(self._process.returncode)
+            raise kind(f"tritonserver {how} before it was ready; the end of {self.log}:\n{tail}")
+        self._ready_at = time.monotonic()
+        await self._tell(phase="ready", version=await version(self._ports.http))
+        _log.info("Triton %s is ready at %s, pid %d", self._state.version, self.url, self._process.pid)
+
+    async def _watch(self) -> None:
+        """Start the server again whenever it ends, until it ends too often in a row."""
+        failures = 0
+        while True:
+            assert self._process is not None, "the watch begins with a running server"
+            code = await self._process.wait()
+            stable = time.monotonic() - self._ready_at >= self._options.stable_s
+            failures = 1 if self._state.phase == "ready" and stable else failures + 1
+            why = f"tritonserver {describe(code)}"
+            await asyncio.to_thread(clear, self._state)
+            if failures > self._options.restarts:
+                await self._give_up(f"{why} {failures} times in a row; it is not started again. See {self.log}")
+                return
+            pause = min(self._options.backoff_s * 2 ** (failures - 1), self._options.max_backoff_s)
+            await self._tell(server=None, phase="restarting", restarts=self._state.restarts + 1)
+            await self._note(f"{why}; it is started again in {pause:g} s ({failures} of {self._options.restarts})")
+            await asyncio.sleep(pause)
+            try:
+                await self._launch()
+            except SetupError as error:
+                # Its process has ended or could not be started: the next turn counts that, and waits longer.
+                await self._note(error.message.partition("\n")[0])
+
+    async def _give_up(self, why: str) -> None:
+        await self._tell(server=None, phase="failed", error=why)
+        await self._note(why)
+
+    async def _note(self, line: str) -> None:
+        _log.warning("Triton at %s: %s", self.url, line)
+        await asyncio.to_thread(self._folder.note, line)
+
+    async def _tell(self, **changes: object) -> None:
+        """Change the state, here and on disk."""
+        self._state = msgspec.structs.replace(self._state, **changes)
+        try:
+            await asyncio.to_thread(self._folder.write, self._state)
+        except OSError as error:
+            _log.warning("%s: %s; `shoal triton status` will not know this server", error.filename, error.strerror)
+
+    async def _end(self, *, keep_log: bool) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        if self._process is not None and self._process.returncode is None:
+            await self._tell(phase="stopping")
+            await end(self._process, self._options.exit_timeout_s + _KILL_AFTER_S)
+        await asyncio.to_thread(clear, self._state)
+        await asyncio.to_thread(self._folder.release, keep_log=keep_log)
+
+
+def _open_log(path: Path) -> int:
+    """Open a log to add to it; one that restarts have let grow is begun anew."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _MAX_LOG_BYTES:
+            flags |= os.O_TRUNC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror}; check the folder that SHOAL_HOME names") from error

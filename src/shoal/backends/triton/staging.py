@@ -1,0 +1,96 @@
+"""Where the folders of a Triton repository are built, and who may do so: one process at a time, out of Triton's sight.
+
+Triton takes every folder in a repository for a model, hidden ones too, and one that starts with all models refuses to
+start over a folder that is none. So the place is beside the repository. Only where that cannot be written, or is
+another disk (a mounted volume), it is a hidden folder inside: nothing to a Triton in explicit control mode, which Shoal
+needs anyway.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.errors import Unavailable
+
+LOCK = ".shoal.lock"
+"""Held by whoever writes. Triton passes over files next to its models. It stays: removing a lock lets two hold it."""
+
+PARTIAL = ".shoal-partial-"
+_PAUSE_S = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def staging(repository: Path, wait_s: float) -> Iterator[Path]:
+    """Own a repository and get an empty folder on its disk, which is deleted at the end with what is left in it.
+
+    What a dead writer left is deleted first. Blocks. Raises OSError, and Unavailable when another process has owned
+    the repository for `wait_s` seconds.
+    """
+    repository.mkdir(parents=True, exist_ok=True)
+    lock = os.open(repository / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _acquire(lock, repository, wait_s)
+        places = _places(repository)
+        for leftover in _leftovers(places):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial = _make(places)
+        try:
+            yield partial
+        finally:
+            # Triton may have put files of its own user there, which go when somebody with the right comes by.
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _acquire(lock: int, repository: Path, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"another process has been writing to {repository} for {wait_s:g} s: try again", retry_after=wait_s
+                ) from None
+            time.sleep(_PAUSE_S)
+
+
+def _places(repository: Path) -> list[tuple[Path, str]]:
+    """Folders with the start of a name in them, the best first."""
+    beside = (repository.parent, f".{repository.name}{PARTIAL}")
+    inside = (repository, PARTIAL)
+    same_disk = repository.parent.stat().st_dev == repository.stat().st_dev
+    return [beside, inside] if same_disk else [inside]
+
+
+def _make(places: list[tuple[Path, str]]) -> Path:
+    for place, prefix in places[:-1]:
+        try:
+            return Path(tempfile.mkdtemp(dir=place, prefix=prefix))
+        except OSError as error:
+            _log.debug("%s cannot hold unfinished work: %s", place, error)
+    place, prefix = places[-1]
+    return Path(tempfile.mkdtemp(dir=place, prefix=prefix))
+
+
+def _leftovers(places: list[tuple[Path, str]]) -> Iterator[Path]:
+    for place, prefix in places:
+        try:
+            with os.scandir(place) as found:
+                names = [one.name for one in found if one.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            _log.debug("%s cannot be read: %s", place, error)
+            continue
+        yield from (place / name for name in names if name.startswith(prefix))

@@ -1,0 +1,205 @@
+"""What is known on disk of the servers that this user's Shoal runs: `$SHOAL_HOME/triton/run/<gRPC port>/`.
+
+    lock         held by the process that supervises the server, as long as it lives
+    state.json   ports, process and repository; read by `shoal triton status`
+    log          what the server wrote, with Shoal's own lines about restarts
+
+The lock tells whether somebody supervises the server: it goes with its process however that ends. A process id alone
+does not, because ids are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shoal.backends.triton.place import try_lock
+
+Phase = Literal["starting", "ready", "restarting", "stopping", "failed"]
+_TAIL_BYTES = 64 << 10
+_TRIES = 4
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process by id and start (clock ticks since boot), which together are never used again."""
+
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        return process_start(self.pid) == self.started
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to this very process; False when it is gone."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.alive():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def process(pid: int) -> Process:
+    return Process(pid, process_start(pid) or 0)
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is none, or only its remains."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`."""
+
+    owner: Literal["up", "serve"]
+    supervisor: Process
+    server: Process | None = None
+    phase: Phase = "starting"
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    repository: str
+    binary: str
+    version: str = ""
+    shm_prefix: str = ""
+    since: float
+    restarts: int = 0
+    error: str = ""
+
+
+class RunFolder:
+    """The folder of one server. Every method reads or writes files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "log"
+        self._lock: int | None = None
+
+    def claim(self) -> bool:
+        """Take the folder for this process; False when another one has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        for _ in range(_TRIES):
+            if try_lock(lock):
+                break
+            time.sleep(0.05)  # whoever asks `supervised` holds it for a moment
+        else:
+            os.close(lock)
+            return False
+        self._lock = lock
+        if (state := self.read()) is not None:
+            clear(state)
+        return True
+
+    def release(self, *, keep_log: bool) -> None:
+        """Give the folder back and forget the state; the log, too, unless it is to be read."""
+        (self.path / "state.json").unlink(missing_ok=True)
+        if not keep_log:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def supervised(self) -> bool:
+        """Whether a living process holds the folder."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not try_lock(lock)
+        finally:
+            os.close(lock)
+
+    def write(self, state: State) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.path, prefix=".state-", delete=False) as file:
+            file.write(msgspec.json.encode(state))
+        os.replace(file.name, self.path / "state.json")
+
+    def read(self) -> State | None:
+        try:
+            return msgspec.json.decode((self.path / "state.json").read_bytes(), type=State)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def tail(self, lines: int) -> str:
+        """The last lines of the log, of at most 64 KiB; empty when there is none."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def note(self, line: str) -> None:
+        """Add a line of Shoal's own to the log."""
+        with contextlib.suppress(OSError), self.log.open("a") as file:
+            file.write(f"shoal: {line}\n")
+
+
+def run_folders(root: Path) -> Iterator[RunFolder]:
+    """The folders of servers under `root`, by port."""
+    with contextlib.suppress(OSError):
+        found = sorted((int(path.name), path) for path in root.iterdir() if path.name.isdecimal())
+        yield from (RunFolder(path) for _, path in found)
+
+
+def clear(state: State) -> None:
+    """End and remove what a server that was killed may have left."""
+    if state.server is not None:
+        end_session(state.server)
+    remove_shared_memory(state.shm_prefix)
+
+
+def end_session(leader: Process, proc: Path = Path("/proc")) -> None:
+    """Kill a server and every process of its session, which outlive it while they compute: they look for it in between.
+
+    The number of a session is not used again while a process is in it, so that no other program's can be meant.
+    """
+    now = process_start(leader.pid)
+    if now is not None and now != leader.started:
+        return  # the number is another process's, so the session was empty
+    for path in proc.iterdir():
+        if path.name.isdecimal() and _session(path) == leader.pid:
+            process(int(path.name)).signal(signal.SIGKILL)
+
+
+def _session(path: Path) -> int | None:
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[3])
+    except OSError:  # it ended meanwhile
+        return None
+
+
+def remove_shared_memory(prefix: str, folder: Path = Path("/dev/shm")) -> None:
+    """Delete what a server that was killed left in shared memory, by the prefix that was its own."""
+    if not prefix.startswith(SHM_MARK):
+        return
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{prefix}*"):
+            path.unlink(missing_ok=True)
+
+
+SHM_MARK = "shoal_triton_"
+"""How every prefix begins, so that no file of another program can be meant."""

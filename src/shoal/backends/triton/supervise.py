@@ -1,0 +1,170 @@
+"""Servers that outlive the command that starts them: a process of their own supervises them.
+
+`python -m shoal.backends.triton.supervise OPTIONS` is that process, OPTIONS being TritonOptions as JSON. It answers one
+line of JSON on its standard output, when the server is ready or cannot be, and goes on until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.backends.triton.place import Progress
+from shoal.backends.triton.server import TritonOptions, obtain, run_triton
+from shoal.backends.triton.state import RunFolder, State, run_folders
+from shoal.errors import SetupError, ShoalError
+
+_DOWN_MARGIN_S = 5.0
+
+
+class _Answer(msgspec.Struct):
+    """`port` of the gRPC side, or why there is none."""
+
+    port: int = 0
+    error: str = ""
+
+
+def start(options: TritonOptions, progress: Progress | None = None) -> tuple[RunFolder, State, bool]:
+    """A supervised server as the options say, and whether it was started now: one that runs already is left alone.
+
+    Blocks until it is ready. Raises SetupError, SourceError and Cancelled as `run_triton` does.
+    """
+    folder = RunFolder(options.run / str(options.grpc_port))
+    if (running := _running(folder, options)) is not None:
+        return folder, running, False
+    obtain(options, progress)  # here, where somebody watches the progress
+    options.run.mkdir(parents=True, exist_ok=True)
+    with (options.run / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, _encode(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            cwd=options.run,
+        )
+    with process:
+        assert process.stdout is not None, "its standard output is a pipe"
+        try:
+            line = process.stdout.readline()
+        except BaseException:  # Ctrl-C before it is ready: it must not go on unseen
+            process.terminate()
+            raise
+        answer = msgspec.json.decode(line, type=_Answer) if line else _Answer(error="its supervisor ended at once")
+        if answer.error:
+            raise SetupError(answer.error if line else f"{answer.error}; see {options.run / 'supervisor.log'}")
+        process.returncode = 0  # it goes on: leaving this block must not wait for its end
+    folder = RunFolder(options.run / str(answer.port))
+    if (state := folder.read()) is None:
+        raise SetupError(f"Triton was ready on port {answer.port} and is gone again; see {folder.log}")
+    return folder, state, True
+
+
+def _running(folder: RunFolder, options: TritonOptions) -> State | None:
+    """The server that has the wanted port already. Raises SetupError when it is another than the wanted one."""
+    state = folder.read() if options.grpc_port and folder.supervised() else None
+    if state is None:
+        return None
+    if state.repository != str(options.folder):
+        raise SetupError(
+            f"a Triton of Shoal's runs on port {options.grpc_port} already, with the repository {state.repository}:"
+            " choose other ports (0 takes free ones), or `shoal triton down` first"
+        )
+    if state.phase != "ready":
+        raise SetupError(f"the Triton on port {options.grpc_port} is {state.phase}: see `shoal triton logs`")
+    return state
+
+
+def servers(run: Path) -> list[tuple[RunFolder, State, bool]]:
+    """Every server that is known under a run folder, by port; whether it is still supervised, or its state is stale."""
+    found = ((folder, folder.read()) for folder in run_folders(run))
+    return [(folder, state, folder.supervised()) for folder, state in found if state is not None]
+
+
+def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
+    """End a server and its supervisor, or forget a stale one (False). Raises SetupError when `up` did not start it."""
+    if not folder.supervised():
+        # Whatever it was, nobody has it now: claiming clears its shared memory.
+        if folder.claim():
+            folder.release(keep_log=True)
+        return False
+    if state.owner != "up":
+        raise SetupError(
+            f"the Triton on port {state.grpc_port} belongs to `shoal serve --triton` (pid {state.supervisor.pid}) and"
+            " ends with it: stop that one"
+        )
+    state.supervisor.signal(signal.SIGTERM)
+    end = time.monotonic() + options.exit_timeout_s + _DOWN_MARGIN_S
+    while folder.supervised():
+        if time.monotonic() > end:
+            state.supervisor.signal(signal.SIGKILL)  # and the kernel ends its server
+        time.sleep(0.05)
+    return True
+
+
+def _encode(options: TritonOptions) -> str:
+    """As JSON, and without relative paths: the supervisor works in another folder."""
+    options = replace(options, home=options.home.expanduser().absolute(), repository=options.folder)
+    return msgspec.json.encode(options, enc_hook=str).decode()
+
+
+def _decode(text: str) -> TritonOptions:
+    return msgspec.json.decode(text, type=TritonOptions, dec_hook=_path)
+
+
+def _path(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+async def supervise(options: TritonOptions) -> None:
+    """Run a server until SIGTERM, or until it is given up. Raises what `run_triton` does, and SetupError then."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    starting = asyncio.create_task(_run(options))
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        await starting
+    stopping.cancel()
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+
+
+async def _run(options: TritonOptions) -> None:
+    async with run_triton(options) as server:
+        _answer(_Answer(port=int(server.url.rpartition(":")[2])))
+        await server.wait()
+
+
+def _answer(answer: _Answer) -> None:
+    """Say the one line, and close the pipe, whose reader may be gone from now on."""
+    os.write(1, msgspec.json.encode(answer) + b"\n")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def main() -> None:
+    try:
+        asyncio.run(supervise(_decode(sys.argv[1])))
+    except ShoalError as error:
+        with contextlib.suppress(OSError):
+            _answer(_Answer(error=error.message))
+        sys.exit(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error.message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Tables, sizes and ages as commands print them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import typer
+
+_AGES = (
+    (365 * 86400, "year"),
+    (30 * 86400, "month"),
+    (7 * 86400, "week"),
+    (86400, "day"),
+    (3600, "hour"),
+    (60, "minute"),
+)
+
+
+def size_text(count: float) -> str:
+    """Bytes for people, in powers of ten: "91 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was, for people: "3 days ago"."""
+    for length, unit in _AGES:
+        count = int(max(0, seconds) // length)
+        if count:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]]) -> None:
+    """On standard output; whole lines of any width where that is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=titles is not None)
+    for title in titles or ("", ""):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width: a name that is cut or folded there is of no use to the program that reads it.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
+    with console.capture() as drawn:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))

@@ -1,0 +1,108 @@
+"""`shoal ps`, `load`, `unload`: the models of a running server."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any, Literal
+
+import typer
+
+from shoal.cli._options import with_settings
+from shoal.cli._running import Running, named
+from shoal.cli._tables import age_text, print_table, size_text
+from shoal.cli.progress import TerminalProgress
+from shoal.config import Loaded
+from shoal.errors import SetupError, TransportFailed
+
+_WHERE = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal ps --all` names it, or org/name.")]
+Url = Annotated[
+    str, typer.Option("--url", metavar="URL", help="The server (default: http://127.0.0.1 at the setting `port`).")
+]
+
+
+@with_settings(*_WHERE)
+def ps(
+    everything: Annotated[bool, typer.Option("--all", help="Also those that could be loaded.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: Url = "",
+    *,
+    loaded: Loaded,
+) -> None:
+    """List the models of a running server."""
+    server = Running.of(loaded.settings, url)
+    used = _last_used(server)
+    found = [_facts(entry, used) for entry in server.models()]
+    shown = [one for one in found if everything or one["status"] != "unloaded"]
+    if as_json:
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    now = time.time()
+    rows = [
+        (
+            one["name"],
+            one["backend"] or "-",
+            one["status"],
+            size_text(one["size"]) if one["size"] else "-",
+            age_text(now - one["last_used"]) if one["last_used"] else "-",
+            one["note"],
+        )
+        for one in shown
+    ]
+    print_table(("NAME", "BACKEND", "STATUS", "SIZE", "LAST USED", "NOTE"), rows)
+
+
+@with_settings(*_WHERE)
+def load(
+    name: _Name,
+    backend: Annotated[
+        Literal["local", "triton"] | None, typer.Option(help="Where it is to run (default: as the server is set).")
+    ] = None,
+    text_in: Annotated[
+        bool | None,
+        typer.Option(
+            "--text-in/--no-text-in", help="On Triton: also make a model that takes text.", show_default=False
+        ),
+    ] = None,
+    url: Url = "",
+    *,
+    loaded: Loaded,
+) -> None:
+    """Load a model into a running server, fetching it first if need be."""
+    server = Running.of(loaded.settings, url)
+    wishes = {"backend": backend, "text_in": text_in}
+    with TerminalProgress() as progress:
+        changed = server.load(named(name), {key: value for key, value in wishes.items() if value is not None}, progress)
+    typer.echo(f"{name} is loaded" if changed else f"{name} was loaded already")
+
+
+@with_settings(*_WHERE)
+def unload(name: _Name, url: Url = "", *, loaded: Loaded) -> None:
+    """Take a model out of a running server; what is being answered is finished first."""
+    server = Running.of(loaded.settings, url)
+    with TerminalProgress() as progress:
+        changed = server.unload(named(name), progress)
+    typer.echo(f"{name} is unloaded" if changed else f"{name} was not loaded")
+
+
+def _last_used(server: Running) -> dict[str, float]:
+    try:
+        return dict(server.last_used())
+    except (SetupError, TransportFailed):  # a server without these metrics still has models
+        return {}
+
+
+def _facts(entry: dict[str, Any], used: dict[str, float]) -> dict[str, Any]:
+    status = entry.get("status") or {}
+    failed = bool(status.get("failed"))
+    return {
+        "name": entry["id"],
+        "backend": entry.get("backend"),
+        "status": "failed" if failed else status.get("value", "loaded"),
+        "size": entry.get("size"),
+        "last_used": used.get(entry["id"]),
+        "source": entry.get("source"),
+        "note": status.get("error") if failed else status.get("note", ""),
+    }

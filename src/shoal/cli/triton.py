@@ -1,0 +1,203 @@
+"""`shoal triton`: a Triton of one's own on this machine, without Docker."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli._errors import clean
+from shoal.cli._options import with_settings
+from shoal.config import Loaded
+from shoal.errors import SetupError
+
+if TYPE_CHECKING:
+    from shoal.backends.triton.server import TritonOptions
+    from shoal.backends.triton.state import RunFolder, State
+
+app = typer.Typer(
+    name="triton",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Run a real NVIDIA Triton on this machine: no Docker, no GPU needed.",
+)
+
+_FOLLOW_S = 0.2
+
+_Which = Annotated[
+    int | None,
+    typer.Option("--grpc-port", metavar="N", help="Which server, by its gRPC port; not needed where one runs."),
+]
+
+
+@with_settings("Model files")
+def up(
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            "--repository", metavar="DIR", help="Its model repository (default $SHOAL_HOME/triton/repository)."
+        ),
+    ] = None,
+    http_port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="HTTP port; 0 takes a free one.")
+    ] = 8000,
+    grpc_port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="gRPC port; likewise.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Metrics port; likewise.")] = 8002,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until Ctrl-C and stop it then, instead of leaving it running.")
+    ] = False,
+    *,
+    loaded: Loaded,
+) -> None:
+    """Start a Triton and return when it is ready; it is started again when it dies, until `shoal triton down`."""
+    from shoal.backends.triton import supervise
+    from shoal.cli.progress import TerminalProgress
+
+    options = _options(
+        loaded, repository=repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, owner="up"
+    )
+    with TerminalProgress() as progress:
+        if foreground:
+            _foreground(options, progress)
+            return
+        folder, state, started = supervise.start(options, progress)
+    how = "is ready" if started else "was running already"
+    typer.echo(f"Triton {state.version} {how} at triton://127.0.0.1:{state.grpc_port}")
+    facts = _facts(folder, state, True)
+    typer.echo("\n".join(_lines({name: facts[name] for name in ("repository", "http", "log")})))
+
+
+@with_settings("Model files")
+def down(grpc_port: _Which = None, *, loaded: Loaded) -> None:
+    """Stop a Triton that `shoal triton up` started."""
+    from shoal.backends.triton import supervise
+
+    options = _options(loaded)
+    folder, state = _one(options, grpc_port)
+    if supervise.stop(folder, state, options):
+        typer.echo(f"Triton on port {state.grpc_port} is stopped")
+    else:
+        typer.echo(f"Triton on port {state.grpc_port} had ended without notice; its traces are removed")
+
+
+@with_settings("Model files")
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    loaded: Loaded,
+) -> None:
+    """List the Tritons that Shoal runs here. Exit code 1 when none of them is ready."""
+    from shoal.backends.triton import supervise
+
+    found = [_facts(*one) for one in supervise.servers(_options(loaded).run)]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif not found:
+        typer.echo("no Triton of Shoal's runs here: start one with `shoal triton up`")
+    else:
+        typer.echo("\n\n".join("\n".join(_lines(facts)) for facts in found))
+    if not any(facts["phase"] == "ready" for facts in found):
+        raise typer.Exit(1)
+
+
+@with_settings("Model files")
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many lines of its end.")] = 50,
+    grpc_port: _Which = None,
+    *,
+    loaded: Loaded,
+) -> None:
+    """Show what a Triton wrote."""
+    folder, _ = _one(_options(loaded), grpc_port)
+    size = folder.log.stat().st_size if folder.log.exists() else 0
+    if tail := folder.tail(lines):
+        typer.echo(tail)
+    while follow:
+        text, size = _news(folder.log, size)
+        typer.echo(text, nl=False)
+        time.sleep(_FOLLOW_S)
+
+
+for command in (up, down, status, logs):
+    app.command()(clean(command))
+
+
+def _options(loaded: Loaded, **given: Any) -> TritonOptions:
+    from shoal.backends.triton.server import TritonOptions
+
+    return TritonOptions(home=Path(loaded.settings.home), offline=loaded.settings.offline, **given)
+
+
+def _one(options: TritonOptions, port: int | None) -> tuple[RunFolder, State]:
+    """The server that is meant. Raises SetupError when there is none, or it is not clear which."""
+    from shoal.backends.triton import supervise
+
+    found = [(folder, state) for folder, state, _ in supervise.servers(options.run) if port in (None, state.grpc_port)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        where = "runs here" if port is None else f"has the gRPC port {port}"
+        raise SetupError(f"no Triton of Shoal's {where}: `shoal triton status` lists them")
+    ports = ", ".join(str(state.grpc_port) for _, state in found)
+    raise SetupError(f"several Tritons run here: say which with --grpc-port ({ports})")
+
+
+def _foreground(options: TritonOptions, progress: Any) -> None:
+    import asyncio
+
+    from shoal.backends.triton.server import run_triton
+
+    async def run() -> None:
+        async with run_triton(options, progress) as server:
+            typer.echo(f"Triton {server.version} is ready at triton://{server.url}; its log is {server.log}")
+            await server.wait()
+
+    asyncio.run(run())
+
+
+def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
+    """What `status` tells of a server; "stale": its supervisor was killed, and the server with it."""
+    return {
+        "phase": state.phase if supervised else "stale",
+        "grpc": f"127.0.0.1:{state.grpc_port}",
+        "http": f"127.0.0.1:{state.http_port}",
+        "metrics": f"127.0.0.1:{state.metrics_port}",
+        "version": state.version,
+        "pid": state.server.pid if supervised and state.server else None,
+        "supervisor": state.supervisor.pid if supervised else None,
+        "owner": {"up": "shoal triton up", "serve": "shoal serve --triton"}[state.owner],
+        "since": int(state.since),
+        "restarts": state.restarts,
+        "repository": state.repository,
+        "binary": state.binary,
+        "log": str(folder.log),
+        "error": state.error,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """Name and value; times as an age, and without what there is not."""
+    from shoal.cli._tables import age_text
+
+    shown = dict(facts)
+    if "since" in shown:
+        shown["since"] = age_text(time.time() - shown["since"])
+    return [f"{name:<11} {value}" for name, value in shown.items() if value not in (None, "")]
+
+
+def _news(log: Path, size: int) -> tuple[str, int]:
+    """What was written since the log had `size` bytes, and its size now; one that was begun anew is read whole."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(size if end >= size else 0)
+            text = file.read()
+            return text.decode(errors="replace"), file.tell()
+    except OSError:
+        return "", size

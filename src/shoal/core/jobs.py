@@ -1,0 +1,89 @@
+"""Long work on models that somebody may wait for, look at, or leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.errors import JobNotFound, ShoalError
+
+Action = Literal["load", "download", "unload", "delete", "sleep", "wake"]
+"""What is done; "sleep" and "wake" are Shoal's own doing and are not listed."""
+
+JobState = Literal["running", "done", "failed", "cancelled"]
+
+KEPT = 100
+"""Finished jobs that can still be looked up."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One action on one model, from its beginning to what came of it.
+
+    `fraction` is 0..1, `done` and `total` are bytes, None where not known. `created` and `finished` are Unix seconds
+    (`finished` None: it still runs). `changed` False: nothing had to be done. `error`: why it failed or was cancelled.
+    """
+
+    action: Action
+    model: str
+    id: str = field(default_factory=lambda: f"job_{secrets.token_hex(8)}")
+    state: JobState = "running"
+    stage: str = ""
+    done: float | None = None
+    total: float | None = None
+    error: ShoalError | None = None
+    created: float = field(default_factory=time.time)
+    finished: float | None = None
+    changed: bool = True
+    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set at the end, whatever it was."""
+
+    @property
+    def fraction(self) -> float | None:
+        if self.state == "done":
+            return 1.0
+        if self.done is None or not self.total:
+            return None
+        return min(max(self.done / self.total, 0.0), 1.0)
+
+    async def wait(self) -> None:
+        """Return when it is done. Raises its `error`: what it failed with, Conflict when an unload or delete cancelled
+        it, Unavailable when the server went down. Cancelling the wait leaves the job alone."""
+        await self.over.wait()
+        if self.error is not None:
+            raise self.error
+
+    def end(self, state: JobState, error: ShoalError | None = None) -> None:
+        self.state, self.error, self.finished = state, error, time.time()
+        self.over.set()
+
+
+class Jobs:
+    """Jobs by id: every one that runs, and the last that have ended."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def add(self, job: Job) -> Job:
+        self._jobs[job.id] = job
+        ended = [each.id for each in self._jobs.values() if each.state != "running"]
+        for old in ended[: max(0, len(ended) - KEPT)]:
+            del self._jobs[old]
+        return job
+
+    def find(self, job_id: str) -> Job:
+        """Raises JobNotFound."""
+        try:
+            return self._jobs[job_id]
+        except KeyError:
+            raise JobNotFound(
+                "no such job: GET the list of models to see what became of it; only the last jobs are kept"
+            ) from None

@@ -1,0 +1,78 @@
+"""The list of models that are served, could be, or could not: pure, from what is known of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.core.jobs import Job
+from shoal.core.loading import Entry
+from shoal.core.protocols import ModelFacts
+from shoal.core.registry import Model
+from shoal.core.states import State
+from shoal.errors import ShoalError
+
+Status = Literal["loaded", "sleeping", "loading", "unloaded", "downloading", "unloading", "failed"]
+
+STATUSES: dict[State, Status] = {
+    "ready": "loaded",
+    "unloaded": "sleeping",
+    "loading": "loading",
+    "unloading": "unloading",
+    "failed": "failed",
+}
+"""Of models that are registered: there, unloaded is asleep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A model that is served or could be. `fraction` (0..1) while it loads or downloads, where known; `error` when it
+    failed; `note`: what it is doing or waiting for; `size` in bytes, `created` in Unix seconds, 0 where not known."""
+
+    name: str
+    source: str
+    backend: str
+    status: Status
+    fraction: float | None = None
+    error: str | None = None
+    note: str = ""
+    size: int = 0
+    managed: bool = True
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    facts: ModelFacts | None = None
+
+
+def listed(model: Model, entry: Entry | None, job: Job | None) -> Listing:
+    """A model that is registered; `job` loads it now."""
+    card, plan = model.card(), model.plan
+    return Listing(
+        name=model.name,
+        source=plan.source if plan is not None else "",
+        backend=plan.backend if plan is not None else "",
+        status=STATUSES[model.state],
+        fraction=job.fraction if job is not None else None,
+        error=card.error,
+        note=card.note,
+        size=(plan.size if plan is not None else 0) or (entry.size if entry is not None else 0),
+        managed=entry is None or entry.managed,
+        created=card.created,
+        aliases=card.aliases,
+        facts=card.facts,
+    )
+
+
+def possible(entry: Entry, status: Status, error: ShoalError | None, job: Job | None) -> Listing:
+    """A model that is not registered; `job` downloads it now."""
+    return Listing(
+        name=entry.name,
+        source=entry.source,
+        backend=entry.backend,
+        status=status,
+        fraction=job.fraction if job is not None else None,
+        error=error.message if error is not None else None,
+        note=job.stage if job is not None else entry.reason,
+        size=entry.size,
+        managed=entry.managed,
+        created=entry.created,
+    )

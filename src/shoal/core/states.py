@@ -1,0 +1,32 @@
+"""The states of a served model: a pure table of what may follow them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shoal.errors import InternalError
+
+State = Literal["loading", "ready", "failed", "unloading", "unloaded"]
+Happening = Literal["loaded", "load_failed", "rest", "broke", "recovered", "unload", "closed", "load"]
+
+TRANSITIONS: dict[tuple[State, Happening], State] = {
+    ("loading", "loaded"): "ready",
+    ("loading", "load_failed"): "failed",
+    ("loading", "rest"): "unloaded",
+    ("loading", "unload"): "unloading",
+    ("ready", "broke"): "failed",
+    ("ready", "unload"): "unloading",
+    ("failed", "recovered"): "ready",
+    ("failed", "load"): "loading",
+    ("failed", "unload"): "unloading",
+    ("unloading", "closed"): "unloaded",
+    ("unloaded", "load"): "loading",
+}
+
+
+def after(state: State, happening: Happening) -> State:
+    """The state that follows. Raises InternalError for what cannot happen in this state."""
+    try:
+        return TRANSITIONS[state, happening]
+    except KeyError:
+        raise InternalError(f"a model that is {state} cannot become anything by '{happening}'") from None

@@ -1,0 +1,119 @@
+"""What models have done, counted from what observers are told: for those whose backend keeps no count of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from shoal.core.protocols import BatchReport, Observer
+from shoal.types import BatchStats, InferenceStats, ModelStats, Result, Spent, TaskKind, TrafficClass
+
+MAX_MODELS = 1000
+"""Models that are counted; the one that was begun first makes way, so that ever new names do not add up."""
+
+
+class _Tally:
+    """Times in seconds; each pair is [how often, how long in all]."""
+
+    __slots__ = ("fail", "finish", "infer", "items", "last", "prepare", "queue", "sizes", "success")
+
+    def __init__(self) -> None:
+        self.last = 0.0
+        self.items = 0
+        self.success, self.fail = [0, 0.0], [0, 0.0]
+        self.queue, self.prepare, self.infer, self.finish = [0, 0.0], [0, 0.0], [0, 0.0], [0, 0.0]
+        self.sizes: dict[int, list[float]] = {}
+
+
+def _add(pair: list[float], seconds: float) -> None:
+    pair[0] += 1
+    pair[1] += seconds
+
+
+def _spent(pair: list[float]) -> Spent:
+    return Spent(count=int(pair[0]), ns=round(pair[1] * 1e9))
+
+
+class Counts(Observer):
+    """Counts, and passes everything on to `inner`.
+
+    Queue and compute times are those of requests that were answered, `compute_output` is counted a batch. A request
+    whose client left is neither success nor failure. Texts that were asked for twice at once are computed and counted
+    once.
+    """
+
+    def __init__(self, inner: Observer | None = None) -> None:
+        self._inner = inner or Observer()
+        self._tallies: OrderedDict[str, _Tally] = OrderedDict()
+
+    def of(self, model: str) -> ModelStats:
+        """What is known of a model, all zeros when it has done nothing."""
+        tally = self._tallies.get(model) or _Tally()
+        return ModelStats(
+            name=model,
+            last_inference=int(tally.last * 1000),
+            inference_count=tally.items,
+            execution_count=sum(int(pair[0]) for pair in tally.sizes.values()),
+            inference_stats=InferenceStats(
+                success=_spent(tally.success),
+                fail=_spent(tally.fail),
+                queue=_spent(tally.queue),
+                compute_input=_spent(tally.prepare),
+                compute_infer=_spent(tally.infer),
+                compute_output=_spent(tally.finish),
+            ),
+            batch_stats=[
+                BatchStats(batch_size=size, compute_infer=_spent(pair)) for size, pair in sorted(tally.sizes.items())
+            ],
+        )
+
+    def forget(self, model: str) -> None:
+        """The model was unloaded: what is loaded under its name next begins at zero."""
+        self._tallies.pop(model, None)
+
+    def refused(self, reason: str) -> None:
+        self._inner.refused(reason)
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+        self._inner.accepted(model, task, items, traffic)
+
+    def queued(self, model: str, items: int, tokens: int) -> None:
+        self._inner.queued(model, items, tokens)
+
+    def batched(self, report: BatchReport) -> None:
+        self._inner.batched(report)
+        if report.error is None:
+            tally = self._tally(report.model)
+            tally.items += report.items
+            tally.last = time.time()
+            _add(tally.sizes.setdefault(report.items, [0, 0.0]), report.seconds)
+
+    def inferred(self, model: str, stage: str, seconds: float) -> None:
+        self._inner.inferred(model, stage, seconds)
+        if stage == "finish":
+            _add(self._tally(model).finish, seconds)
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        self._inner.finished(model, task, outcome, seconds, result)
+        if outcome == "cancelled":
+            return
+        tally = self._tally(model)
+        if outcome != "ok":
+            _add(tally.fail, seconds)
+            return
+        _add(tally.success, seconds)
+        if result is None:
+            tally.items += 1
+            tally.last = time.time()
+            return
+        _add(tally.queue, result.facts.queue_ms / 1e3)
+        _add(tally.prepare, result.facts.prepare_ms / 1e3)
+        _add(tally.infer, result.facts.infer_ms / 1e3)
+
+    def _tally(self, model: str) -> _Tally:
+        tally = self._tallies.get(model)
+        if tally is None:
+            tally = self._tallies[model] = _Tally()
+            if len(self._tallies) > MAX_MODELS:
+                self._tallies.popitem(last=False)
+        return tally

@@ -1,0 +1,225 @@
+"""One HTTP/1.1 connection: uvicorn's own, without what lets a client hold it for nothing.
+
+Two things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets a
+server do: httptools skips the body of a request that carries one, and Java's HttpClient puts one (h2c) on every POST.
+And nobody waits without end: neither for the rest of a head, nor for a client that does not read its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+HEAD_S = 10.0
+"""From the connection, or from the first byte of a later request, to the end of its head."""
+LOOK_S = 10.0
+LOOKS = 3
+"""A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
+
+_FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
+_LATE = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 44\r\nconnection: close\r\n\r\n"
+    b"The request's headers did not come in time.\n"
+)
+
+
+class _At(Enum):
+    """Where in a message the parser is."""
+
+    BETWEEN = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol class for `uvicorn.Config(http=...)`; the bodies' own time is the application's to bound."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._at = _At.BETWEEN
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._writes = 0  # how often something was written, or room was made for it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._head_came()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        before = self._at
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._head_came()
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+            self._written()
+            return
+        if not self._answered():
+            self._head_came()
+        elif before is _At.BODY and self._at is _At.BETWEEN:
+            # The end of a body that was answered before it was read: what follows is a pause like any other.
+            self._head_came()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            self._expect_head()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._pass_over()
+                if self.scope["method"] == "CONNECT":
+                    return
+                data = data[offer.args[0] :]
+            else:
+                return
+
+    def _pass_over(self) -> None:
+        """Read on after a head with an offer, by a parser that is told the same head without it."""
+        framing = [(name, value) for name, value in self.headers if name in _FRAMING]
+        if self.scope["method"] == "CONNECT":
+            # What follows would be for another server: it is no body, and nothing after it is a request.
+            framing = [(b"connection", b"close")]
+            self.cycle.keep_alive = False
+        version = self.parser.get_http_version().encode()
+        lines = [b"POST / HTTP/%s" % version, *(b"%s: %s" % header for header in framing), b"", b""]
+        target = _AfterOffer(self)
+        self.parser = httptools.HttpRequestParser(target)
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3 has none; uvicorn asks for the same
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join(lines))
+        target.in_head = False
+
+    def on_message_begin(self) -> None:
+        self._at = _At.HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._at = _At.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # so this parser thinks; `_parse` has the rest read by one that does not
+        self._at = _At.BETWEEN
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._written()
+        if self._at is _At.HEAD and self._answered() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._expect_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._written()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writes += 1
+
+    def _answered(self) -> bool:
+        """Nothing that was asked waits for its answer; until then it is not the client that keeps others waiting."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._at is _At.HEAD:
+            self.transport.write(_LATE)
+        # A connection without a request is closed without a word: browsers open some in advance.
+        self.transport.close()
+        self._written()
+
+    def _written(self) -> None:
+        self._writes += 1
+        if self._look_timer is None and self.transport.get_write_buffer_size():
+            self._look_later(self._left(), 0)
+
+    def _look_later(self, size: int, idle: int) -> None:
+        self._look_timer = self.loop.call_later(LOOK_S, self._look, self._writes, size, idle)
+
+    def _look(self, writes: int, size: int, idle: int) -> None:
+        """Whether less waits to be sent than the last time; what was written since then says that some was taken."""
+        self._look_timer = None
+        if not self.transport.get_write_buffer_size():
+            return
+        left = self._left()
+        idle = idle + 1 if writes == self._writes and left >= size else 0
+        if idle < LOOKS:
+            self._look_later(left, idle)
+        else:
+            self.transport.abort()
+
+    def _left(self) -> int:
+        """Bytes that the client has not taken. The system keeps megabytes of them: a slow reader takes from those for
+        minutes before there is room for more."""
+        kept = bytearray(4)
+        with contextlib.suppress(OSError, AttributeError):  # gone already, or a system or transport without the count
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
+        return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
+
+
+class _AfterOffer:
+    """What the second parser calls: the connection, but for the head, which it has seen."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.in_head = True
+        self._connection = connection
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self.in_head:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self.in_head:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self.in_head:
+            self._connection.on_headers_complete()

@@ -1,0 +1,38 @@
+"""From a model's contract to the TextSpec that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.models.contract.types import AfterPooling, Contract, Dense
+from shoal.types import TextSpec
+
+SENTENCE = "sentence_embedding"
+
+
+def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pooled: str) -> TextSpec:
+    """`tokenizer` is a file in the served model's folder; the graph takes `inputs` and gives `pooled`, which is the
+    sentence embedding itself, what stands before a final Normalize, or token vectors to be pooled."""
+    return TextSpec(
+        tokenizer=tokenizer,
+        inputs=tuple(inputs),
+        dimension=contract.dimension,
+        max_tokens=contract.max_tokens,
+        pad_id=contract.pad_id,
+        vocab_size=contract.vocab_size,
+        lower_case=contract.lower_case,
+        include_prompt=contract.pooling.include_prompt,
+        prompts=contract.prompts,
+        default_prompt_name=contract.default_prompt_name,
+        pooling="+".join(contract.pooling.modes),
+        modules=tuple(map(_said, contract.modules)),
+        similarity=contract.similarity,
+        sentence_embedding=SENTENCE,
+        pooled=pooled,
+        ends_normalized=contract.ends_normalized,
+    )
+
+
+def _said(module: AfterPooling) -> str:
+    tag = str(module.__struct_config__.tag)
+    return f"{tag}:{module.activation}" if isinstance(module, Dense) else tag

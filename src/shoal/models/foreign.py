@@ -1,0 +1,267 @@
+"""Text models that run elsewhere and were not made by Shoal: the tokenizer and the settings of their source, without
+its weights.
+
+    tokenizers/<source>/<revision>/tokenizer.json   under the store's home: what texts are tokenised with,
+    tokenizers/<source>/<revision>/source/...       and the files that it and the TextSpec were made from
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import msgspec
+
+from shoal.errors import ConfigError, ModelFileError
+from shoal.models.address import Address, parse_address
+from shoal.models.contract import Contract, Normalize, Pooling, read_contract
+from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.spec import SENTENCE, text_spec
+from shoal.models.contract.types import PoolingMode
+from shoal.models.prepare import SOURCE
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access, fetch
+from shoal.models.sources.access import disk_error
+from shoal.models.sources.folder import resolve
+from shoal.models.sources.select import choose, module_folders
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
+from shoal.types import TextSpec
+
+POOLED, TOKENS = "pooled", "token_embeddings"
+DEFAULT_POOLING = "mean"
+DEFAULT_MAX_TOKENS = 512
+_MODES: tuple[str, ...] = get_args(PoolingMode)
+_FOLDER = "tokenizers"
+_PADS = ("[PAD]", "<pad>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What the operator says of a model; None: as its files say. `pooling`: one mode, or several joined by "+"."""
+
+    pooling: str | None = None
+    max_tokens: int | None = None
+    prompts: Mapping[str, str] | None = None
+    default_prompt_name: str | None = None
+    normalize: bool | None = None
+
+
+class Foreign(NamedTuple):
+    """`folder` holds the spec's tokenizer. `notes`: what was taken for granted, a line each, worth showing."""
+
+    folder: Path
+    spec: TextSpec
+    notes: tuple[str, ...]
+
+
+def foreign_spec(
+    source: Address | str,
+    *,
+    store: Store,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    dimension: int = 0,
+    overrides: Overrides | None = None,
+    access: Access | None = None,
+) -> Foreign:
+    """The TextSpec of a model that runs elsewhere, with its tokenizer from `source`: an address or a folder.
+
+    `inputs` and `outputs` are those of the served graph by their canonical names, of `outputs` the first being the one
+    to use; token vectors are pooled by Shoal. `dimension` of what it answers, 0 where that is not known. Files are
+    fetched once and kept: the network is not asked again. Blocks.
+
+    Raises SourceError when they cannot be fetched, ModelFileError for what they say and cannot be served, ConfigError
+    for an override that cannot work.
+    """
+    overrides = overrides or Overrides()
+    folder = tokenizer_folder(source, store=store, access=access)
+    contract = read_contract(folder / SOURCE, elsewhere=True)
+    pooled = _pooled(outputs)
+    _check(contract, inputs, pooled)
+    notes: list[str] = []
+    contract = _overridden(contract, overrides, pooled)
+    if pooled == TOKENS and not overrides.pooling and not (folder / SOURCE / "modules.json").is_file():
+        notes.append(f"no modules.json says how token vectors are pooled: {DEFAULT_POOLING} is taken; set `pooling`")
+    if not contract.max_tokens:
+        contract = msgspec.structs.replace(contract, max_tokens=DEFAULT_MAX_TOKENS)
+        notes.append(f"no file says how long a text may be: {DEFAULT_MAX_TOKENS} tokens are taken; set `max_tokens`")
+    spec = text_spec(_with_pad(folder, contract), tokenizer=TOKENIZER, inputs=inputs, pooled=pooled)
+    return Foreign(folder, _with_prompts(_sized(spec, dimension, str(source)), overrides), tuple(notes))
+
+
+def tokenizer_folder(
+    source: Address | str,
+    *,
+    store: Store,
+    access: Access | None = None,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> Path:
+    """A folder with tokenizer.json as it is to be used, and in `source/` the settings that it came with. Blocks.
+
+    What was fetched or pulled before is answered without network. Raises SourceError, ModelFileError and Cancelled.
+    """
+    address = resolve(parsed, weights=False) if (parsed := _parse(source)).scheme == "file" else parsed
+    home = store.home / _FOLDER / _folder_name(address)
+    target = home / (address.revision.replace("/", "+") or "newest")
+    if (target / TOKENIZER).is_file():
+        return target
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=home, ignore_cleanup_errors=True) as temporary:
+            partial = Path(temporary) / "entry"
+            pulled = store.find(address)
+            if pulled is not None and (pulled.path / SOURCE).is_dir():
+                _copy_settings(pulled.path / SOURCE, partial / SOURCE)
+            else:
+                fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop, weights=False)
+                if fetched.folder != partial / SOURCE:
+                    _copy_settings(fetched.folder, partial / SOURCE)
+            contract = read_contract(partial / SOURCE, elsewhere=True)
+            write_tokenizer(partial / SOURCE, contract, partial / TOKENIZER)
+            _replace(partial, target)
+        if address.scheme == "file":  # its revision is a fingerprint: the files of an older one are of no more use
+            for other in home.iterdir():
+                if other != target and not other.name.startswith("."):
+                    shutil.rmtree(other, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, str(address)) from error
+    return target
+
+
+def spec_from_parameters(text: str) -> TextSpec:
+    """The TextSpec that Shoal's repository writer left in a model's configuration (`shoal_text`).
+
+    Raises ModelFileError when it is not readable, as after an edit by hand or by another version of Shoal.
+    """
+    try:
+        return msgspec.json.decode(text, type=TextSpec)
+    except msgspec.MsgspecError as error:
+        raise ModelFileError(
+            f"is not readable ({error}); load the model through Shoal again", file="config.pbtxt", key="shoal_text"
+        ) from None
+
+
+def _parse(source: Address | str) -> Address:
+    if isinstance(source, Address):
+        return source
+    return parse_address(f"file:{source}" if source.startswith(("/", ".", "~")) else source)
+
+
+def _folder_name(address: Address) -> str:
+    """Readable, and unlike that of every other source."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "+", address.id)[:64]
+    digest = hashlib.sha256(f"{address.scheme}:{address.target}".encode()).hexdigest()[:16]
+    return f"{readable}+{digest}"
+
+
+def _copy_settings(folder: Path, target: Path) -> None:
+    """Keep the settings of a folder that is used in place, so that the entry is whole."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    modules = folder / "modules.json"
+    for name in choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [], weights=False):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, target / name)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Put a finished entry in its place, unless another process was faster: then theirs is as good."""
+    try:
+        partial.rename(target)
+    except OSError:
+        if not (target / TOKENIZER).is_file():
+            raise
+
+
+def _pooled(outputs: Sequence[str]) -> str:
+    """Which of a graph's outputs the pipeline reads: the one before a final Normalize where there are both."""
+    if outputs[0] == TOKENS:
+        return TOKENS
+    return POOLED if {POOLED, SENTENCE} <= set(outputs) else SENTENCE
+
+
+def _check(contract: Contract, inputs: Sequence[str], pooled: str) -> None:
+    """Refuse what would give other vectors than the model's."""
+    weighted = [module for module in contract.modules if not isinstance(module, Normalize)]
+    if pooled == TOKENS and weighted:
+        raise ModelFileError(
+            f"a {type(weighted[0]).__name__} follows the pooling, but the served graph ends in token vectors: serve "
+            "one that gives sentence_embedding",
+            file="modules.json",
+        )
+    if "position_ids" in inputs and contract.encoder is not None and contract.encoder.position_offset:
+        raise ModelFileError(
+            f"positions of this family do not begin at 0 but at {contract.encoder.position_offset}: export the graph "
+            "without its position_ids input",
+            file=contract.file("config.json"),
+            key="model_type",
+        )
+
+
+def _overridden(contract: Contract, overrides: Overrides, pooled: str) -> Contract:
+    changes: dict[str, Any] = {}
+    if overrides.pooling:
+        modes = _modes(overrides.pooling)
+        changes["pooling"] = Pooling(modes=modes, include_prompt=contract.pooling.include_prompt)
+        if pooled == TOKENS:
+            changes["dimension"] = contract.dimension // len(contract.pooling.modes) * len(modes)
+    if overrides.max_tokens is not None:
+        changes["max_tokens"] = overrides.max_tokens
+    if overrides.normalize is not None:
+        kept = contract.modules[:-1] if contract.ends_normalized else contract.modules
+        changes["modules"] = (*kept, Normalize()) if overrides.normalize else kept
+    return msgspec.structs.replace(contract, **changes)
+
+
+def _modes(pooling: str) -> tuple[PoolingMode, ...]:
+    modes = pooling.split("+")
+    if unknown := [mode for mode in modes if mode not in _MODES]:
+        raise ConfigError(f"`pooling` {unknown[0]!r} is not known; use {', '.join(_MODES)}, or several joined by '+'")
+    return tuple(cast(PoolingMode, mode) for mode in modes)
+
+
+def _with_pad(folder: Path, contract: Contract) -> Contract:
+    """The padding id by the tokenizer where no config.json states it: a graph may know padding by its id alone."""
+    config = read_object(folder / SOURCE, contract.file("config.json"))
+    if contract.encoder is not None or (config is not None and "pad_token_id" in config):
+        return contract
+    stated = read_object(folder / SOURCE, contract.file("tokenizer_config.json"))
+    named = stated.data.get("pad_token") if stated else None
+    names = (named.get("content") if isinstance(named, dict) else named, *_PADS)
+    added = (read_object(folder, TOKENIZER) or JsonFile(TOKENIZER, {})).data.get("added_tokens") or []
+    ids = {token["content"]: token["id"] for token in added}
+    found = next((ids[name] for name in names if name in ids), contract.pad_id)
+    return msgspec.structs.replace(contract, pad_id=found)
+
+
+def _sized(spec: TextSpec, dimension: int, source: str) -> TextSpec:
+    """With the dimension of the served vectors, which must be the one that the files state."""
+    if not dimension:
+        return spec
+    if spec.pooled == TOKENS:
+        dimension *= len(spec.pooling.split("+"))
+    if spec.dimension not in (0, dimension):
+        raise ConfigError(
+            f"the tokenizer's source {source} is of a model of {spec.dimension} dimensions, but the served one gives "
+            f"{dimension}: name the model that it was made from in `tokenizer`"
+        )
+    return msgspec.structs.replace(spec, dimension=dimension)
+
+
+def _with_prompts(spec: TextSpec, overrides: Overrides) -> TextSpec:
+    """Prompts given take the place of the model's own."""
+    prompts = dict(overrides.prompts) if overrides.prompts else spec.prompts
+    default = overrides.default_prompt_name
+    if default is not None and default not in prompts:
+        known = ", ".join(prompts) or "no prompt"
+        raise ConfigError(f"`default_prompt_name` {default!r} is not among the model's prompts: it has {known}")
+    if default is None and spec.default_prompt_name in prompts:
+        default = spec.default_prompt_name
+    return msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)

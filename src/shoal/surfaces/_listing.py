@@ -1,0 +1,127 @@
+"""Models as lists show them: those that are served, and those that could be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shoal.core.lifecycle import Job, Listing
+from shoal.core.protocols import ModelFacts
+from shoal.errors import BackendError, CapacityError
+from shoal.surfaces import _wire_models as wire
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+PATIENCE_S = 1.0
+"""Interfaces ask for the list on every page. A Triton that does not answer must not delay them: what is served is known
+without it."""
+
+_STATES: dict[str, wire.StatusValue] = {
+    "ready": "loaded",
+    "loaded": "loaded",
+    "loading": "loading",
+    "downloading": "downloading",
+    "sleeping": "sleeping",
+}
+
+
+def served(card: ModelCard) -> wire.ModelEntry:
+    """The entry of a model that is served."""
+    value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")
+    status = wire.ModelStatus(value=value, failed=card.state == "failed", error=card.error, note=card.note)
+    entry = _entry(card.name, card.created, status)
+    entry.aliases = list(card.aliases)
+    entry.default_for = list(card.default_for)
+    if card.facts is not None:
+        _tell(entry, card.facts)
+    return entry
+
+
+async def listing(gateway: Gateway) -> list[Listing]:
+    """All models, also those that are only on disk or in a repository; without these where they cannot be had soon."""
+    if gateway.lifecycle is not None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await gateway.lifecycle.listing()
+        except (TimeoutError, CapacityError, BackendError):
+            pass
+    return [_of(card) for card in gateway.models()]
+
+
+async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
+    """Entries of all models, with what llama.cpp's router tells beyond OpenAI."""
+    cards = {card.name: card for card in gateway.models()}
+    jobs = {job.model: job for job in gateway.lifecycle.jobs() if job.state == "running"} if gateway.lifecycle else {}
+    entries = []
+    for each in await listing(gateway):
+        entry = _entry(each.name, each.created, _status(each, jobs.get(each.name)))
+        entry.managed = each.managed
+        entry.backend = each.backend or None
+        entry.source = each.source or None
+        entry.aliases = list(each.aliases)
+        entry.default_for = list(cards[each.name].default_for) if each.name in cards else []
+        if each.facts is not None:
+            _tell(entry, each.facts)
+        entry.architecture = _architecture(entry.tasks)
+        entries.append(entry)
+    return entries
+
+
+def _entry(name: str, created: int, status: wire.ModelStatus) -> wire.ModelEntry:
+    return wire.ModelEntry(id=name, object="model", created=int(created), owned_by="shoal", status=status)
+
+
+def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
+    entry.tasks = list(facts.tasks)
+    entry.backend = facts.backend
+    entry.source = facts.source
+    entry.revision = facts.revision or None
+    entry.dimension = facts.dimension
+    entry.max_input_tokens = facts.max_input_tokens
+    entry.precision = facts.precision or None
+    entry.pooling = facts.pooling or None
+    entry.prompts = dict(facts.prompts)
+    entry.default_prompt_name = facts.default_prompt_name
+    entry.space = facts.space or None
+    entry.verified = facts.verified or None
+
+
+def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
+    status = wire.ModelStatus(
+        value=_STATES.get(each.status, "unloaded"),
+        failed=each.status == "failed",
+        error=each.error,
+        note=each.note,
+    )
+    if status.value == "downloading":
+        done, total = (job.done, job.total) if job is not None else (None, None)
+        status.progress = {each.source or each.name: {"done": done or 0, "total": total or 0}}
+    elif status.value == "loading":
+        status.progress = {"stages": [each.note], "current": each.note, "value": each.fraction or 0.0}
+    return status
+
+
+def _architecture(tasks: Iterable[str]) -> wire.Architecture:
+    """By its tasks; what was never loaded is taken for what this server serves."""
+    outputs = ["text"] if "generate" in tasks else []
+    if "embed" in tasks or not outputs:
+        outputs.append("embeddings")
+    return wire.Architecture(input_modalities=["text"], output_modalities=outputs)
+
+
+def _of(card: ModelCard) -> Listing:
+    entry = served(card)
+    return Listing(
+        name=card.name,
+        source=entry.source or "",
+        backend=entry.backend or "",
+        status="failed" if card.state == "failed" else entry.status.value,
+        error=card.error,
+        note=card.note,
+        created=card.created,
+        aliases=card.aliases,
+        facts=card.facts,
+    )

@@ -1,0 +1,102 @@
+"""Statistics of models as JSON, as protobuf writes Triton's ModelStatistics: 64-bit numbers are strings, and what is
+nought or empty is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shoal.types import InferenceStats, ModelStats, Spent
+
+Long = Annotated[str, Meta(description="A whole number of 64 bits, absent when it is nought.")]
+
+
+class Duration(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How often, and how many nanoseconds in all."""
+
+    count: Long = ""
+    ns: Long = ""
+
+
+class Inference(msgspec.Struct, kw_only=True):
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    batch_size: Long = ""
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class Memory(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: str = ""
+    id: Long = ""
+    byte_size: Long = ""
+
+
+class Model(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    version: str = ""
+    last_inference: Annotated[str, Meta(description="Milliseconds of the Unix epoch.")] = ""
+    inference_count: Annotated[str, Meta(description="Items.")] = ""
+    execution_count: Annotated[str, Meta(description="Batches.")] = ""
+    inference_stats: Inference
+    batch_stats: list[Batch] = []
+    memory_usage: list[Memory] = []
+
+
+class Statistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+    model_stats: list[Model] = []
+
+
+_ENCODE = msgspec.json.Encoder()
+
+
+def encoded(models: Sequence[ModelStats]) -> bytes:
+    return _ENCODE.encode(Statistics(model_stats=[_model(each) for each in models]))
+
+
+def _model(stats: ModelStats) -> Model:
+    return Model(
+        name=stats.name,
+        version=stats.version,
+        last_inference=_long(stats.last_inference),
+        inference_count=_long(stats.inference_count),
+        execution_count=_long(stats.execution_count),
+        inference_stats=_inference(stats.inference_stats),
+        batch_stats=[
+            Batch(
+                batch_size=_long(each.batch_size),
+                compute_input=_duration(each.compute_input),
+                compute_infer=_duration(each.compute_infer),
+                compute_output=_duration(each.compute_output),
+            )
+            for each in stats.batch_stats
+        ],
+        memory_usage=[
+            Memory(type=each.type, id=_long(each.id), byte_size=_long(each.byte_size)) for each in stats.memory_usage
+        ],
+    )
+
+
+def _inference(stats: InferenceStats) -> Inference:
+    return Inference(**{name: _duration(getattr(stats, name)) for name in Inference.__struct_fields__})
+
+
+def _duration(spent: Spent) -> Duration:
+    return Duration(count=_long(spent.count), ns=_long(spent.ns))
+
+
+def _long(value: int) -> str:
+    return str(value) if value else ""

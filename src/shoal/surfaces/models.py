@@ -1,0 +1,219 @@
+"""The surface that interfaces manage models with: the protocol of llama.cpp's router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from shoal.core.events import Event
+from shoal.core.protocols import Operation
+from shoal.errors import InvalidValue, Overloaded, ShoalError
+from shoal.surfaces import _jobs, _wire
+from shoal.surfaces import _wire_models as wire
+from shoal.surfaces._listing import everything
+from shoal.surfaces._operation import Described
+from shoal.surfaces._request import Options, Reply, Request
+from shoal.surfaces.openai import render_error
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+HEARTBEAT_S = 15.0
+"""A comment goes out after so much silence, so that proxies do not take a quiet stream for a dead one."""
+
+MAX_STREAMS = 100
+"""Each holds a connection, and up to a queue of events."""
+
+_LOOK_S = 1.0  # how soon a quiet stream notices that the server is going down
+_CHANGE: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), _wire.OpenAIError)
+_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_ENCODE = msgspec.json.Encoder()
+
+
+class Models:
+    """Loads, unloads and downloads are answered as soon as they have begun, and tell how they go as events."""
+
+    name = "models"
+    error = _wire.OpenAIError
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        router = _Router(gateway)
+        operations: list[Operation] = [
+            Operation(
+                method="GET",
+                path="/models",
+                endpoint=router.list,
+                summary="List all models, served or not",
+                response=wire.ModelList,
+                errors={500: _wire.OpenAIError},
+            ),
+            Described(
+                method="POST",
+                path="/models",
+                endpoint=router.download,
+                summary="List all models, or begin to download one",
+                request=wire.ModelRequest,
+                response=(wire.ModelList, wire.Done),
+                errors=_CHANGE,
+                description="With an empty body as GET. With a `model`, which asks for an admin key, its download "
+                "begins.",
+                example={},
+                optional=True,
+            ),
+            Described(
+                method="DELETE",
+                path="/models",
+                endpoint=router.delete,
+                summary="Unload a model and delete its files",
+                access="admin",
+                response=wire.Done,
+                errors=_CHANGE,
+                query={"model": "The model's name."},
+                needed=frozenset({"model"}),
+            ),
+            Operation(
+                method="GET",
+                path="/models/sse",
+                endpoint=_Stream(gateway),
+                summary="What happens to models, as server-sent events",
+                response=str,
+                media_type="text/event-stream",
+                errors={400: _wire.OpenAIError, 429: _wire.OpenAIError},
+                description='Each event is a JSON object: `{"model", "event", "data"}`. Events: `model_status`, '
+                "`download_progress`, `download_finished`, `download_failed`, `model_remove`, `models_reload`.",
+            ),
+        ]
+        return [*operations, *_begins(router)]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+def _begins(router: _Router) -> list[Operation]:
+    actions: list[tuple[Literal["/load", "/unload"], Any, str]] = [
+        ("/load", router.load, "Begin to load a model"),
+        ("/unload", router.unload, "Begin to unload a model, or stop its load or download"),
+    ]
+    return [
+        Operation(
+            method="POST",
+            path=f"/models{suffix}",
+            endpoint=endpoint,
+            summary=summary,
+            access="admin",
+            request=wire.ModelName,
+            response=wire.Done,
+            errors=_CHANGE,
+            example={"model": "intfloat/e5-small-v2"},
+        )
+        for suffix, endpoint, summary in actions
+    ]
+
+
+class _Router:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._decode = _wire.Decoder(wire.ModelRequest, "models")
+        self._decode_name = _wire.Decoder(wire.ModelName, "models")
+
+    async def list(self, request: Request) -> Reply:
+        return _jobs.encoded(wire.ModelList(data=await everything(self._gateway)))
+
+    async def download(self, request: Request) -> Reply:
+        asked = self._decode(request.body or b"{}")
+        if asked.model is None:
+            return await self.list(request)
+        request.demand("admin")
+        request.model = _jobs.lifecycle_of(self._gateway).download(_jobs.checked_source(asked.model)).model
+        return _jobs.encoded(wire.Done())
+
+    async def load(self, request: Request) -> Reply:
+        name = _jobs.checked_source(self._decode_name(request.body).model)
+        request.model = _jobs.lifecycle_of(self._gateway).load(name).model
+        return _jobs.encoded(wire.Done())
+
+    async def unload(self, request: Request) -> Reply:
+        name = _jobs.checked_name(self._decode_name(request.body).model)
+        request.model = _jobs.lifecycle_of(self._gateway).unload(name).model
+        return _jobs.encoded(wire.Done())
+
+    async def delete(self, request: Request) -> Reply:
+        name = request.argument("model")
+        if name is None:
+            raise InvalidValue("Which model? Write DELETE /models?model=NAME.", param="model")
+        job = _jobs.lifecycle_of(self._gateway).delete(_jobs.checked_name(name))
+        await _jobs.settle(request, job, wait=True)
+        _jobs.must_have_changed(job)
+        return _jobs.encoded(wire.Done())
+
+
+class _Stream:
+    """Ends when the client leaves, when the server goes down, and when the reader is too slow for its events."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._open = 0
+
+    async def __call__(self, request: Request) -> Reply:
+        lifecycle = _jobs.lifecycle_of(self._gateway)
+        if self._open >= MAX_STREAMS:
+            raise Overloaded(f"{MAX_STREAMS} clients watch already; poll GET /models instead.", retry_after=30.0)
+        return Reply(200, _STREAM, self._pieces(lifecycle.events()))
+
+    async def _pieces(self, events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+        self._open += 1
+        upcoming: asyncio.Future[Event] | None = None
+        try:
+            yield b": watching\n\n"
+            quiet = 0.0
+            while not self._gateway.draining:
+                # Not cancelled when it is late: that would end the generator behind it.
+                upcoming = upcoming or asyncio.ensure_future(anext(events))
+                done, _ = await asyncio.wait({upcoming}, timeout=_LOOK_S)
+                if done:
+                    event = upcoming.result()
+                    upcoming, quiet = None, 0.0
+                    if event.data.get("status") != "unloading":  # the router has no such state; "unloaded" follows
+                        yield _told(event)
+                    continue
+                quiet += _LOOK_S
+                if quiet >= HEARTBEAT_S:
+                    quiet = 0.0
+                    yield b": still here\n\n"
+        except StopAsyncIteration:
+            return
+        finally:
+            self._open -= 1
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+            await events.aclose()
+
+
+def _told(event: Event) -> bytes:
+    data = dict(event.data)
+    if event.name == "model_status":
+        data = _status(data)
+    elif event.name == "download_progress":
+        data = {event.model: {"done": data.get("done") or 0, "total": data.get("total") or 0}}
+    said: dict[str, Any] = {"model": event.model or "*", "event": event.name}
+    return b"data: %b\n\n" % _ENCODE.encode({**said, "data": data} if data else said)
+
+
+def _status(data: dict[str, Any]) -> dict[str, Any]:
+    """In the router's words, which has no state for having failed."""
+    word = str(data.get("status", ""))
+    told: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}
+    if word == "failed":
+        told["failed"] = True
+    if data.get("error"):
+        told["error"] = data["error"]
+    if word == "loading" and data.get("stage"):
+        told["progress"] = {"stages": [data["stage"]], "current": data["stage"], "value": data.get("fraction") or 0.0}
+    return told

@@ -1,0 +1,56 @@
+"""Triton in the composition root: what brings servers, models and settings together.
+
+`publish` and `withdraw` are for the command line, which has no server of Shoal's running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.errors import TransportFailed
+from shoal.local import prepare_local
+from shoal.models.address import Address
+from shoal.models.progress import Progress
+from shoal.settings import Settings
+from shoal.triton.connections import Tritons
+from shoal.triton.host import TritonHost
+
+
+async def publish(address: Address, settings: Settings, progress: Progress | None = None) -> str:
+    """Write a model into the repository of the settings, and load it where Triton can be reached.
+
+    Answers what was done, in words. Raises SetupError, Forbidden, and what Triton says of the load.
+    """
+    stored = await asyncio.to_thread(prepare_local, address, settings, progress=progress)
+    tritons = Tritons(settings)
+    try:
+        host = TritonHost(settings, tritons)
+        where = await host.write(address.id, stored, settings)
+        if not settings.triton_url:
+            return f"written to {where}; name a running Triton with --triton-url to have it loaded"
+        try:
+            await host.load(address.id, settings)
+        except TransportFailed as error:
+            return f"written to {where}; not loaded: {error.message}"
+        return f"written to {where} and loaded by Triton at {host.url}"
+    finally:
+        await tritons.aclose()
+
+
+async def withdraw(name: str, settings: Settings) -> bool:
+    """Remove what Shoal wrote into the repository for a name, after Triton unloaded it where it can be reached.
+
+    False: there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that cannot be
+    used.
+    """
+    tritons = Tritons(settings)
+    try:
+        host = TritonHost(settings, tritons)
+        if settings.triton_url:
+            await host.unload(name, settings)
+        return await host.remove(name)
+    finally:
+        await tritons.aclose()
+
+
+__all__ = ["publish", "withdraw"]

@@ -1,0 +1,289 @@
+"""The Triton that models are put into: its repository, what it has loaded, and, where Shoal started it, its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.engine import RETRY_S, Target
+from shoal.backends.triton.entry import EntryOptions, EntrySpec, Platform
+from shoal.backends.triton.naming import served_name, triton_name
+from shoal.backends.triton.repository import Held, Repository, pushed
+from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
+from shoal.core.lifecycle import Entry
+from shoal.errors import ConfigError, Forbidden, ModelFailed, ShoalError, TransportFailed
+from shoal.local import space_of
+from shoal.models.address import Address
+from shoal.models.progress import Progress
+from shoal.models.store import Stored
+from shoal.settings import ModelTable, Settings
+from shoal.triton.connections import Tritons
+
+logger = logging.getLogger("shoal.triton")
+
+Note = Callable[[str], None]
+
+LOOK_S = 2.0
+"""For a list: a server that does not answer by then is left out of it."""
+
+
+class TritonHost:
+    """`url` is host:port; `repository` its model repository as this machine sees it, None: files are pushed over gRPC.
+
+    Known only once `reached` returned, where Shoal starts the server itself.
+    """
+
+    def __init__(self, settings: Settings, tritons: Tritons) -> None:
+        self.url = settings.triton_url.rpartition("://")[2]
+        self._tls = settings.triton_url.startswith("tritons://")
+        self._settings = settings
+        self._tritons = tritons
+        self._server: asyncio.Future[TritonServer] | None = None
+        self.repository = Repository(Path(settings.triton_repository)) if settings.triton_repository else None
+        self._platforms: Sequence[str] = ()
+        self._pushed: dict[str, EntrySpec] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, settings: Settings, tritons: Tritons, progress: Progress | None = None
+    ) -> AsyncIterator[TritonHost | None]:
+        """The host of the settings: one that is started, one that is named, or None."""
+        if not settings.triton and not settings.triton_url:
+            yield None
+            return
+        host = cls(settings, tritons)
+        if not settings.triton:
+            yield host
+            return
+        host.url = "its own server"
+        host._server = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        running = asyncio.create_task(host._run(stop, progress), name="triton")
+        try:
+            yield host
+        finally:
+            stop.set()
+            if not host._server.done():
+                running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(self, stop: asyncio.Event, progress: Progress | None) -> None:
+        """Hold a server of our own: fetching it takes a while the first time, so Shoal answers before it is there."""
+        assert self._server is not None
+        settings = self._settings
+        options = TritonOptions(
+            home=Path(settings.home),
+            repository=Path(settings.triton_repository) if settings.triton_repository else None,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            offline=settings.offline,
+        )
+        try:
+            async with run_triton(options, progress) as server:
+                self.url, self._tls = server.url, False
+                self.repository = Repository(server.repository)
+                self._platforms = server.platforms
+                self._server.set_result(server)
+                await stop.wait()
+        except ShoalError as error:
+            logger.error("no Triton: %s", error.message)
+            if not self._server.done():
+                self._server.set_exception(error)
+                self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
+
+    async def reached(self, note: Note) -> None:
+        """Return once the server answers; `note` is told what is waited for. Raises SetupError when it cannot start."""
+        if self._server is not None:
+            note("waiting for Triton to start")
+            await asyncio.shield(self._server)
+        control = await self.control()
+        for attempt in range(10**9):
+            try:
+                if await control.client.server_ready(deadline=time.monotonic() + self._settings.connect_timeout_s):
+                    return
+                reason = "it is not ready yet"
+            except TransportFailed as error:
+                reason = error.message
+            note(f"waiting for Triton at {self.url}: {reason}")
+            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+
+    async def control(self) -> Control:
+        return (await self._tritons.at(self.url, tls=self._tls))[1]
+
+    async def held(self, name: str) -> Held | None:
+        """The entry of a served name in the repository's folder; None also where there is no folder to look into."""
+        if self.repository is None:
+            return None
+        return await asyncio.to_thread(self.repository.find, name)
+
+    async def foreign(self, name: str) -> bool:
+        """Whether the server has a model of that name which Shoal did not make."""
+        if self.repository is not None:
+            held = await self.held(name)
+            return held is not None and not held.managed
+        if name in self._pushed:
+            return False
+        control = await self.control()
+        return any(one.name == triton_name(name) for one in await control.index(deadline=self._soon()))
+
+    async def usable(self, name: str, source: Address) -> bool:
+        """Whether the repository holds what Shoal made of that source, here or on another machine."""
+        held = await self.held(name)
+        return held is not None and held.managed and held.source == str(source)
+
+    async def publish(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> None:
+        """Put a model of the store where Triton can load it, and load it.
+
+        Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
+        of the load.
+        """
+        await self.write(name, stored, settings, text_in=text_in)
+        await self.load(name, settings)
+
+    async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+        """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.
+
+        Raises ConfigError and Forbidden.
+        """
+        spec = await asyncio.to_thread(entry_of, name, stored, settings, self._platforms, text_in=text_in)
+        if self.repository is None:
+            self._pushed[name] = spec
+            return self.url
+        await asyncio.to_thread(self.repository.write, spec)
+        return str(self.repository.folder)
+
+    async def unload(self, name: str, settings: Settings) -> None:
+        """Take a model off the server; at once where it cannot be reached, since it is then not loaded there."""
+        try:
+            control = await self.control()
+            deadline = time.monotonic() + settings.load_timeout_s
+            await control.unload(triton_name(name), dependents=True, deadline=deadline)
+        except TransportFailed as error:
+            logger.info("%s was not unloaded: %s", name, error.message)
+
+    async def load(self, name: str, settings: Settings) -> None:
+        """Load what was published, anew when it is loaded already."""
+        control = await self.control()
+        deadline = time.monotonic() + settings.load_timeout_s
+        spec = self._pushed.get(name)
+        if spec is None:
+            await control.load(triton_name(name), deadline=deadline)
+            return
+        for one in await asyncio.to_thread(pushed, spec):
+            try:
+                await control.load(one.model.name, config=one.model.config, files=one.files, deadline=deadline)
+            except ModelFailed:
+                if not one.ensemble or not await control.ready(one.model.name, deadline=deadline):
+                    raise
+
+    async def target(self, name: str, table: ModelTable, settings: Settings) -> Target:
+        """The model of that served name; of one that takes texts there, the part that takes tokens, so that texts of
+        all lengths share batches."""
+        model = triton_name(name)
+        spec = self._pushed.get(name)
+        held = await self.held(name)
+        folders = held.folders if held is not None else ()
+        if (spec is not None and spec.options.text_in) or triton_name(name, "encoder") in folders:
+            model = triton_name(name, "encoder")
+        scheme = "tritons" if self._tls else "triton"
+        address = Address(scheme=scheme, target=self.url, model=model)
+        target = await self._tritons.target(address, table, settings)
+        return replace(target, load=partial(self.load, name, settings), whole=triton_name(name))
+
+    def forget(self, name: str) -> None:
+        """What was pushed is gone from the server."""
+        self._pushed.pop(name, None)
+
+    async def remove(self, name: str) -> bool:
+        """Delete what Shoal made for a name. Raises Forbidden for anything else."""
+        if self.repository is not None:
+            return await asyncio.to_thread(self.repository.remove, name)
+        if self._pushed.pop(name, None) is not None:
+            return True
+        if self._server is None and await self.foreign(name):
+            raise Forbidden(
+                f"{name} is in a model repository that Shoal has no access to: name its folder with triton_repository,"
+                " or delete it there yourself",
+                param="model",
+            )
+        return False
+
+    async def entries(self) -> list[Entry]:
+        """Of the folder, or, where there is none, of the server's own index; a server that is away has none."""
+        if self.repository is not None:
+            held = await asyncio.to_thread(self.repository.entries)
+            return [
+                Entry(
+                    name=one.name,
+                    source=one.source or self._address(one.name),
+                    backend="triton",
+                    size=one.size,
+                    managed=one.managed,
+                    created=one.created,
+                )
+                for one in held
+            ]
+        try:
+            indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
+        except ShoalError as error:
+            logger.debug("no index of %s: %s", self.url, error.message)
+            return []
+        names = {served_name(one.name) for one in indexed} - {None}
+        return [
+            Entry(name=name, source=self._address(name), backend="triton", managed=name in self._pushed)
+            for name in sorted(name for name in names if name is not None)
+        ]
+
+    def _address(self, name: str) -> str:
+        return str(Address(scheme="tritons" if self._tls else "triton", target=self.url, model=triton_name(name)))
+
+    def _soon(self) -> float:
+        return time.monotonic() + self._settings.connect_timeout_s
+
+
+def entry_of(
+    name: str, stored: Stored, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
+) -> EntrySpec:
+    """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
+
+    Raises ConfigError for settings that do not go together.
+    """
+    platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
+    if settings.triton_platform == "auto" and platforms and "onnxruntime" not in platforms:
+        platform = "python"
+    if platform == "tensorrt":
+        raise ConfigError(
+            "a TensorRT plan is made on the machine that runs it: write it with trtexec and put it into the repository,"
+            " or use triton_platform onnxruntime with triton_accelerator tensorrt",
+            param="triton_platform",
+        )
+    data = tuple(path for path in stored.graph.parent.glob(f"{stored.graph.name}*data*") if path.is_file())
+    return EntrySpec(
+        name=name,
+        graph=stored.graph,
+        text=stored.manifest.text,
+        data=data,
+        tokenizer=stored.tokenizer,
+        source=stored.manifest.address,
+        space=space_of(stored),
+        options=EntryOptions(
+            platform=platform,
+            max_batch_size=settings.max_batch_size,
+            instances=settings.triton_instances,
+            kind=settings.triton_kind,
+            fp16=settings.triton_fp16,
+            accelerator=settings.triton_accelerator,
+            dynamic_batching=settings.triton_dynamic_batching,
+            max_queue_size=settings.triton_queue_size,
+            text_in=settings.triton_text_in if text_in is None else text_in,
+        ),
+    )

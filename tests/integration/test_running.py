@@ -1,0 +1,82 @@
+"""`shoal ps`, `load`, `unload` and `rm --url` against a real `shoal serve`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.integration.server_kit import Server, ShoalServer, environment
+
+
+def shoal(server: Server, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, with the server's port as its setting."""
+    command = [sys.executable, "-m", "shoal", *arguments]
+    env = environment({"SHOAL_PORT": str(server.port), **environ})
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=server.log.parent, check=False)
+
+
+def listed(server: Server, *flags: str, **environ: str) -> dict[str, dict[str, Any]]:
+    """What `shoal ps --json` says, by name."""
+    result = shoal(server, "ps", "--json", *flags, **environ)
+    assert result.returncode == 0, result.stderr
+    return {one["name"]: one for one in json.loads(result.stdout)}
+
+
+def done(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_model_comes_and_goes(shoal_server: ShoalServer) -> None:
+    """Loaded beside the first one, listed, used, unloaded; what is done twice is said and no failure."""
+    server = shoal_server(["fake:"])
+    assert done(shoal(server, "load", "fake:dimension=8#second")) == "fake:dimension=8#second is loaded\n"
+    assert done(shoal(server, "load", "fake:dimension=8#second")) == "fake:dimension=8#second was loaded already\n"
+    status, _, body = server.request("POST", "/v1/embeddings", {"model": "second", "input": "Hello"})
+    assert (status, len(json.loads(body)["data"][0]["embedding"])) == (200, 8)
+    found = listed(server)
+    assert {name: one["status"] for name, one in found.items()} == {"fake": "loaded", "second": "loaded"}
+    assert found["second"]["last_used"] > 0
+    assert done(shoal(server, "unload", "second")) == "second is unloaded\n"
+    assert done(shoal(server, "unload", "second")) == "second was not loaded\n"
+    assert set(listed(server)) == {"fake"}
+
+
+def test_a_server_that_started_with_nothing(shoal_server: ShoalServer) -> None:
+    """It is ready, says how to go on, and takes a model."""
+    server = shoal_server([], "--no-default-model")
+    assert listed(server) == {}
+    assert f"shoal load NAME --url {server.base_url}" in server.log.read_text()
+    assert done(shoal(server, "load", "fake:#only")) == "fake:#only is loaded\n"
+    assert done(shoal(server, "ps")).splitlines()[1].split()[:3] == ["only", "fake", "loaded"]
+    assert server.request("POST", "/v1/embeddings", {"model": "only", "input": "Hello"})[0] == 200
+
+
+def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
+    """A name that nothing may have, a folder, a model that does not exist; the server goes on."""
+    server = shoal_server(["fake:"])
+    for name in ("..", "a/../../b", "file:/etc", "x" * 300, "sse"):
+        for verb in ("load", "unload"):
+            result = shoal(server, verb, name)
+            assert result.returncode == 1, (verb, name, result.stdout)
+            assert len(result.stderr.splitlines()) == 1, result.stderr
+            assert "Traceback" not in result.stderr
+    result = shoal(server, "rm", "not-there", "--url", server.base_url)
+    assert result.returncode == 1
+    assert "not-there" in result.stderr
+    assert set(listed(server)) == {"fake"}
+
+
+def test_an_admin_key_is_asked_for(shoal_server: ShoalServer) -> None:
+    """Whoever may use models may look at them; loading takes the admin key, which the command takes from its
+    settings."""
+    keys = {"SHOAL_API_KEY": "user", "SHOAL_ADMIN_KEY": "boss"}
+    server = shoal_server(["fake:"], env=keys)
+    assert set(listed(server, SHOAL_API_KEY="user")) == {"fake"}
+    refused = shoal(server, "load", "fake:#second", SHOAL_API_KEY="user")
+    assert refused.returncode == 1
+    assert "answered 403" in refused.stderr
+    assert "answered 401" in shoal(server, "ps").stderr
+    assert done(shoal(server, "load", "fake:#second", **keys)) == "fake:#second is loaded\n"

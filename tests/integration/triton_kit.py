@@ -1,0 +1,161 @@
+"""Real Tritons for tests, by the product's own code; fetched once a machine, into the place that users have too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
+from tests.integration.triton_models import write_models
+
+PATIENCE_S = 600.0
+"""The first start on a machine fetches 55 MB and makes a virtual environment."""
+
+# Read now: tests themselves see no setting of Shoal.
+_STABLE = Path(os.environ.get("SHOAL_HOME") or "~/.cache/shoal").expanduser() / "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """A Triton that runs, with the models of `triton_models` in its repository, none of them loaded.
+
+    `notes`: the file that its models write to. Methods block: in an async test use `asyncio.to_thread`.
+    """
+
+    server: TritonServer
+    home: Path
+    notes: Path
+
+    @property
+    def url(self) -> str:
+        """host:port of its gRPC side."""
+        return self.server.url
+
+    @property
+    def repository(self) -> Path:
+        return self.server.repository
+
+    @property
+    def pid(self) -> int:
+        assert self.server.pid is not None, "it is between two processes"
+        return self.server.pid
+
+    def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, JSON or None) of its HTTP side: a second road to it that shares nothing with Shoal's client."""
+        host, _, port = self.server.http_url.partition(":")
+        connection = HTTPConnection(host, int(port), timeout=60)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            reply = connection.getresponse()
+            content = reply.read()
+            return reply.status, json.loads(content) if content else None
+        finally:
+            connection.close()
+
+    def load(self, *names: str) -> None:
+        """Load models, which is no work for those that are."""
+        for name in names:
+            status, answer = self.http("POST", f"/v2/repository/models/{name}/load")
+            assert status == 200, answer
+
+    def unload(self, *names: str) -> None:
+        """Unload models and wait until Triton says so."""
+        for name in names:
+            assert self.http("POST", f"/v2/repository/models/{name}/unload")[0] == 200
+            while self.state(name) not in ("", "UNAVAILABLE"):
+                pass
+
+    def state(self, name: str) -> str:
+        """A model's state in the repository index; "" for one that was never loaded or is not there."""
+        _, index = self.http("POST", "/v2/repository/index")
+        return next((entry.get("state", "") for entry in index if entry["name"] == name), "")
+
+    def infer(self, name: str, *texts: str) -> tuple[int, Any]:
+        """(status, answer) for texts, one a row."""
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
+        return self.http("POST", f"/v2/models/{name}/infer", {"inputs": [tensor]})
+
+    def noted(self) -> list[str]:
+        """The lines that models have written so far."""
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+
+OwnTriton: TypeAlias = Callable[..., Triton]
+
+
+def triton_home(folder: Path) -> Path:
+    """A home for Shoal in `folder` that has its own servers and repository, and the machine's tritonserver."""
+    root = folder / "triton"
+    root.mkdir(parents=True)
+    for name in ("distributions", "environments"):
+        (_STABLE / name).mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(_STABLE / name)
+    return folder
+
+
+@contextlib.contextmanager
+def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
+    """A Triton on free ports, supervised by an event loop in a thread of its own; stopped at the end."""
+    home = triton_home(folder)
+    repository, notes = folder / "models", folder / "notes"
+    write_models(repository, notes)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    wanted = TritonOptions(**{"home": home, "repository": repository, **ports, **options})
+    ready, stop = threading.Event(), threading.Event()
+    found: list[TritonServer | BaseException] = []
+
+    async def run() -> None:
+        async with run_triton(wanted) as server:
+            found.append(server)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # told to the test, whose thread is another
+            found.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=work, name="triton")
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S), "Triton did not come up"
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        yield Triton(found[0], home, notes)
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+    if len(found) > 1 and isinstance(found[1], BaseException):
+        raise found[1]
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """One Triton for all tests: load what you need, and leave it loaded or not. Never kill this one."""
+    with running_triton(tmp_path_factory.mktemp("triton")) as started:
+        yield started
+
+
+@pytest.fixture
+def own_triton(tmp_path: Path) -> Iterator[OwnTriton]:
+    """`own_triton(**options)` starts a Triton for this test alone, to kill or to break."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Any) -> Triton:
+            folder = tmp_path / f"triton-{len(list(tmp_path.iterdir()))}"
+            return stack.enter_context(running_triton(folder, **options))
+
+        yield start

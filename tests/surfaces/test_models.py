@@ -1,0 +1,297 @@
+"""The router's protocol: lists with status, actions that answer at once, and events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from shoal.core.lifecycle import Entry, Event
+from shoal.errors import SourceError
+from shoal.surfaces import _listing, models
+from shoal.surfaces.models import HEARTBEAT_S, _told
+from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
+from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
+
+DONE = {"success": True}
+
+
+async def statuses(life: Living) -> dict[str, Any]:
+    return {each["id"]: each["status"] for each in (await life.call("GET", "/models")).json()["data"]}
+
+
+async def ended(life: Living) -> None:
+    """Wait for every job, whatever becomes of it."""
+    for job in life.lifecycle.jobs():
+        await job.over.wait()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_list(method: str) -> None:
+    """OpenAI's list, with what could be loaded as well, and what Shoal did not make."""
+    entries = [Entry(name=FOREIGN, source="triton://host:8001", backend="triton", managed=False, created=7)]
+    async with living(Scripted(listed=entries)) as life:
+        answer = await life.call(method, "/models")
+        assert answer.json()["object"] == "list"
+        made, foreign = answer.json()["data"]
+        assert foreign == {
+            "id": FOREIGN,
+            "object": "model",
+            "created": 7,
+            "owned_by": "shoal",
+            "status": {"value": "unloaded"},
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["embeddings"]},
+            "managed": False,
+            "backend": "triton",
+            "source": "triton://host:8001",
+        }
+        assert (made["id"], made["status"], made["tasks"]) == (MODEL, {"value": "loaded"}, ["embed"])
+
+
+async def test_the_list_of_a_server_of_fixed_models() -> None:
+    """It is what is served."""
+    data = (await serve().call("GET", "/models")).json()["data"]
+    assert [(each["id"], each["status"]) for each in data] == [(MODEL, {"value": "loaded"})]
+    assert data[0]["architecture"]["output_modalities"] == ["embeddings"]
+
+
+async def test_the_list_does_not_wait_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what lies elsewhere cannot be had soon, what is served is the list."""
+    monkeypatch.setattr(_listing, "PATIENCE_S", 0.001)
+    async with living(Scripted(listing_hangs=True)) as life:
+        assert await statuses(life) == {MODEL: {"value": "loaded"}}
+
+
+async def test_load() -> None:
+    """Success at once; the list tells how it goes, then that it is there."""
+    loader = Scripted(hold=asyncio.Event())
+    async with living(loader) as life:
+        answer = await life.manage("POST", "/models/load", {"model": OTHER})
+        assert (answer.status, answer.json()) == (200, DONE)
+        await loader.begun.wait()
+        status = (await statuses(life))[OTHER]
+        assert status["value"] == "loading"
+        stage = "downloading model.onnx"
+        assert status["progress"] == {"stages": [stage], "current": stage, "value": 0.25}
+        assert loader.hold is not None
+        loader.hold.set()
+        await ended(life)
+        assert (await statuses(life))[OTHER] == {"value": "loaded"}
+
+
+async def test_download() -> None:
+    """As a load, but the files alone."""
+    loader = Scripted(hold=asyncio.Event())
+    async with living(loader) as life:
+        assert (await life.manage("POST", "/models", {"model": OTHER})).json() == DONE
+        await loader.begun.wait()
+        status = (await statuses(life))[OTHER]
+        assert status["value"] == "downloading"
+        ((_, bytes_done),) = status["progress"].items()
+        assert bytes_done == {"done": 30, "total": 120}
+        assert loader.hold is not None
+        loader.hold.set()
+        await ended(life)
+        assert loader.touched == [("fetch", OTHER)]
+
+
+async def test_unloading_stops_a_load() -> None:
+    """As the router's clients cancel a download."""
+    loader = Scripted(hold=asyncio.Event())
+    async with living(loader) as life:
+        await life.manage("POST", "/models/load", {"model": OTHER})
+        await loader.begun.wait()
+        assert (await life.manage("POST", "/models/unload", {"model": OTHER})).json() == DONE
+        await ended(life)
+        assert "loaded" not in [(await statuses(life)).get(OTHER, {}).get("value")]
+
+
+async def test_a_load_that_fails_is_listed() -> None:
+    """The answer came before; the list has the reason."""
+    async with living(Scripted(error=SourceError("no such model"))) as life:
+        assert (await life.manage("POST", "/models/load", {"model": OTHER})).json() == DONE
+        await ended(life)
+        assert (await statuses(life))[OTHER] == {"value": "unloaded", "failed": True, "error": "no such model"}
+
+
+async def test_unload_and_delete() -> None:
+    """Unloading answers at once, deleting when it is done; what is not there is not found."""
+    async with living() as life:
+        assert (await life.manage("POST", "/models/unload", {"model": MODEL})).json() == DONE
+        await ended(life)
+        answer = await life.manage("DELETE", f"/models?model={MODEL}")
+        assert (answer.status, answer.json()) == (200, DONE)
+        assert life.loader.touched[-1] == ("remove", MODEL)
+        assert (await life.manage("DELETE", "/models?model=org%2Fname")).status == 404
+        answer = await life.manage("DELETE", "/models")
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+        assert (await life.manage("DELETE", f"/models?model={FOREIGN}")).status == 403
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+async def test_which_model(path: str) -> None:
+    """Without a name there is nothing to do."""
+    async with living() as life:
+        answer = await life.manage("POST", path, {})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+        assert life.loader.touched == []
+
+
+@asynccontextmanager
+async def watching(life: Living) -> AsyncIterator[Watched]:
+    """A client of /models/sse that has seen the first bytes; on leaving, its stream is over."""
+    exchange = Watched()
+    scope = request_scope("GET", "/models/sse", {"host": "localhost"})
+    task = asyncio.create_task(life.server.app(scope, exchange.receive, exchange.send))
+    await exchange.until(lambda messages: len(messages) >= 2)
+    for _ in range(5):  # until it waits for its first event
+        await asyncio.sleep(0)
+    try:
+        yield exchange
+    finally:
+        exchange.leave()
+        await asyncio.wait_for(task, 5)
+
+
+class Watched(Exchange):
+    """An exchange that tells when something was sent."""
+
+    def __init__(self) -> None:
+        super().__init__([b""])
+        self._sent = asyncio.Event()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await super().send(message)
+        self._sent.set()
+
+    async def until(self, what: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Until this is so of the messages that were sent."""
+        async with asyncio.timeout(5):
+            while not what(self.messages):
+                self._sent.clear()
+                await self._sent.wait()
+
+    async def told(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first event of which this is so, once it is there."""
+        await self.until(lambda _: any(map(what, told(self))))
+        return next(filter(what, told(self)))
+
+
+def over(messages: list[dict[str, Any]]) -> bool:
+    return messages[-1] == {"type": "http.response.body", "body": b""}
+
+
+def told(exchange: Exchange) -> list[dict[str, Any]]:
+    text = b"".join(each["body"] for each in exchange.messages[1:]).decode()
+    return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: ")]
+
+
+async def test_events() -> None:
+    """Every step of a model's life, as JSON objects under `data:`."""
+    async with living() as life, watching(life) as exchange:
+        headers = dict(exchange.messages[0]["headers"])
+        assert headers[b"content-type"] == b"text/event-stream"
+        await life.manage("POST", "/models", {"model": OTHER})
+        await exchange.told(lambda each: each["event"] == "download_finished")
+        await life.manage("POST", "/models/load", {"model": OTHER})
+        await exchange.told(lambda each: each.get("data", {}).get("status") == "loaded")
+        await life.manage("DELETE", f"/models?model={OTHER}")
+        await exchange.told(lambda each: each["event"] == "model_remove")
+        assert {each["model"] for each in told(exchange)} == {OTHER}
+        assert "unloading" not in [each.get("data", {}).get("status") for each in told(exchange)]
+        assert {"model_status", "download_finished", "model_remove"} <= {each["event"] for each in told(exchange)}
+        assert {"model": OTHER, "event": "model_remove"} in told(exchange)
+
+
+async def test_a_download_that_fails_is_an_event() -> None:
+    """With the reason."""
+    async with living(Scripted(error=SourceError("no such model"))) as life, watching(life) as exchange:
+        await life.manage("POST", "/models", {"model": OTHER})
+        failed = await exchange.told(lambda each: each["event"] == "download_failed")
+        assert failed["data"]["error"] == "no such model"
+
+
+async def test_a_client_that_leaves_ends_its_stream() -> None:
+    """Its place is free again."""
+    async with living() as life:
+        async with watching(life):
+            pass
+        async with watching(life) as exchange:
+            assert exchange.messages[1]["body"] == b": watching\n\n"
+
+
+async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than may watch is told to poll, until somebody leaves."""
+    monkeypatch.setattr(models, "MAX_STREAMS", 1)
+    async with living() as life:
+        async with watching(life):
+            answer = await life.call("GET", "/models/sse")
+            assert (answer.status, answer.headers["retry-after"]) == (429, "30")
+        async with watching(life):
+            pass
+
+
+async def test_the_server_going_down_ends_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold up the drain otherwise."""
+    monkeypatch.setattr(models, "_LOOK_S", 0.001)
+    async with living() as life, watching(life) as exchange:
+        life.server.gateway.draining = True
+        await exchange.until(over)
+
+
+async def test_a_stream_ends_with_its_events() -> None:
+    """When the lifecycle ends, so does the answer, properly."""
+    async with living() as life, watching(life) as exchange:
+        await life.lifecycle.aclose()
+        await exchange.until(over)
+
+
+async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is broken by a comment, which no client takes for an event."""
+    monkeypatch.setattr(models, "_LOOK_S", 0.001)
+    monkeypatch.setattr(models, "HEARTBEAT_S", 0.002)
+    assert HEARTBEAT_S == 15.0
+    async with living() as life, watching(life) as exchange:
+        await exchange.until(lambda messages: messages[-1].get("body") == b": still here\n\n")
+        assert told(exchange) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            Event("model_status", "m", {"status": "loaded", "error": None, "stage": ""}),
+            {"model": "m", "event": "model_status", "data": {"status": "loaded"}},
+        ),
+        (
+            Event("model_status", "m", {"status": "failed", "error": "why", "stage": ""}),
+            {"model": "m", "event": "model_status", "data": {"status": "unloaded", "failed": True, "error": "why"}},
+        ),
+        (
+            Event("model_status", "m", {"status": "loading", "error": None, "stage": "opening"}),
+            {
+                "model": "m",
+                "event": "model_status",
+                "data": {
+                    "status": "loading",
+                    "progress": {"stages": ["opening"], "current": "opening", "value": 0.0},
+                },
+            },
+        ),
+        (
+            Event("download_progress", "m", {"stage": "x", "done": 1.0, "total": None, "fraction": None}),
+            {"model": "m", "event": "download_progress", "data": {"m": {"done": 1.0, "total": 0}}},
+        ),
+        (Event("models_reload"), {"model": "*", "event": "models_reload"}),
+    ],
+)
+def test_how_events_are_told(event: Event, said: dict[str, Any]) -> None:
+    """In the router's words: it has no state for having failed, and progress by file."""
+    piece = _told(event)
+    assert piece.startswith(b"data: ")
+    assert piece.endswith(b"\n\n")
+    assert json.loads(piece[len(b"data: ") :]) == said

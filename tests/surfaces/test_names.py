@@ -1,0 +1,109 @@
+"""Names from outside: whatever they are, a 4xx in the dialect or a plain name, and nothing is touched before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import AddressError, InvalidValue
+from shoal.models.address import check_name
+from shoal.surfaces._jobs import checked_name, checked_source
+from tests.surfaces.life_kit import living
+from tests.surfaces.surface_kit import Answer
+
+BAD = ["", ".", "..", "a/../../b", "/etc/passwd", "a//b", "a/", "/", "a\0b", "a" * 300, "ä", "naïve/model", ".hidden"]
+BAD += ["a/b/c", "a\\b", "~/x", "a b", "a\n", "load", "unload", "sse", "a/..", "../a", "C:\\x", "-/\u202e"]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_names(name: str) -> None:
+    """Refused as a name and as a source."""
+    with pytest.raises(InvalidValue):
+        checked_name(name)
+    with pytest.raises(InvalidValue):
+        checked_source(name)
+
+
+@pytest.mark.parametrize(
+    "source", ["org/name@main", "org/name@refs/pr/1", "hf:org/name", "pypi:a==1.0", "fake:delay_ms=5#x"]
+)
+def test_sources_that_are_no_names(source: str) -> None:
+    """Where a model comes from may be said when it is loaded, and not when it is unloaded."""
+    assert checked_source(source) == source
+    with pytest.raises(InvalidValue):
+        checked_name(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["hf:../x", "hf:a/../../b", "org/name@../x", "hf:a\0", "hf:ä", "hf:" + "a" * 600, "hf:a\\b"]
+)
+def test_sources_that_lead_elsewhere(source: str) -> None:
+    """No step upwards, no control character, no letter that looks like another, and no end of it."""
+    with pytest.raises(InvalidValue):
+        checked_source(source)
+
+
+names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9._/-]{1,12}", fullmatch=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=names)
+def test_the_same_names_as_on_the_command_line(name: str) -> None:
+    """One grammar, though it is written down on both sides of a border that imports may not cross."""
+    try:
+        check_name(name)
+    except AddressError:
+        with pytest.raises(InvalidValue):
+            checked_name(name)
+    else:
+        assert checked_name(name) == name
+        assert checked_source(name) == name
+
+
+async def everywhere(name: str) -> tuple[list[Answer], list[Any]]:
+    """The answers of every route that changes a model, and what the loader was made to do."""
+    encoded = quote(name, safe="")
+    async with living() as life:
+        calls = [
+            life.manage("POST", "/load_sentence_transformer_model", {"model_name": name}),
+            life.manage("POST", "/unload_model", {"model_name": name}),
+            life.manage("POST", "/delete_model", {"model_name": name}),
+            life.manage("POST", "/models", {"model": name}),
+            life.manage("POST", "/models/load", {"model": name}),
+            life.manage("POST", "/models/unload", {"model": name}),
+            life.manage("DELETE", f"/models?model={encoded}"),
+            life.manage("POST", "/v1/models", {"model": name}),
+            *(
+                # As the server hands a path over: decoded, and without the query.
+                life.at(method, f"/v1/models/{name}{suffix}")
+                for method, suffix in (("POST", "/load"), ("POST", "/unload"), ("DELETE", ""))
+                if not name.endswith("/") or suffix
+            ),
+        ]
+        return [await call for call in calls], life.loader.touched
+
+
+def refused(name: str) -> bool:
+    try:
+        check_name(name)
+    except AddressError:
+        return True
+    return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=(st.text(max_size=12) | st.sampled_from(BAD)).filter(refused).filter(lambda name: ":" not in name))
+@example(name="a" * 300)
+@example(name="a/../../b")
+def test_bad_names_everywhere(name: str) -> None:
+    """Every route refuses, in its own shape, and the loader never hears of it."""
+    answers, touched = asyncio.run(everywhere(name))
+    for answer in answers:
+        assert 400 <= answer.status < 500, (answer.status, answer.body)
+        assert set(answer.json()) in ({"detail"}, {"error"})
+    assert touched == []

@@ -1,0 +1,161 @@
+"""OpenAI's models, and what loads, unloads and deletes them under the same paths."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shoal.core.lifecycle import LoadOptions
+from shoal.core.registry import Model
+from shoal.errors import ModelFileError, SourceError
+from tests.surfaces.life_kit import FOREIGN, OTHER, Scripted, living
+from tests.surfaces.surface_kit import MODEL, serve
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/"])
+async def test_models(method: str, path: str) -> None:
+    """The list holds OpenAI's four keys and what Shoal knows beyond them, loaded or not."""
+    server = serve()
+    server.gateway.registry.add(Model(name="slow", created=1_700_000_001))
+    answer = await server.call(method, path)
+    assert answer.status == 200
+    assert answer.json() == {
+        "object": "list",
+        "data": [
+            {
+                "id": MODEL,
+                "object": "model",
+                "created": 1_700_000_000,
+                "owned_by": "shoal",
+                "status": {"value": "loaded"},
+                "aliases": ["mini", "sentence-transformers/all-MiniLM-L6-v2"],
+                "tasks": ["embed"],
+                "backend": "openvino",
+                "source": "hf:sentence-transformers/all-MiniLM-L6-v2",
+                "revision": "abc123",
+                "dimension": 4,
+                "max_input_tokens": 256,
+                "precision": "bf16",
+                "pooling": "mean",
+                "space": "5pace",
+                "verified": "cosine 0.99999",
+            },
+            {
+                "id": "slow",
+                "object": "model",
+                "created": 1_700_000_001,
+                "owned_by": "shoal",
+                "status": {"value": "loading"},
+            },
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", [MODEL, "mini", "sentence-transformers/all-MiniLM-L6-v2", MODEL + "/"])
+async def test_one_model(name: str) -> None:
+    """By name or alias, with slashes in it, with or without one at the end."""
+    answer = await serve().call("GET", f"/v1/models/{name}")
+    assert (answer.status, answer.json()["id"]) == (200, MODEL)
+
+
+async def test_failed_model_says_why() -> None:
+    """A model that could not be loaded stays in the list, with its reason; asking it again is no use, and says so."""
+    server = serve()
+    broken = Model(name="broken")
+    server.gateway.registry.add(broken)
+    broken.failed(ModelFileError("is missing", file="config.json"))
+    answer = await server.call("GET", "/v1/models/broken")
+    status = {"value": "unloaded", "failed": True, "error": "config.json: is missing"}
+    assert answer.json()["status"] == status
+    answer = await server.call("POST", "/v1/embeddings", {"input": "ab", "model": "broken"})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (503, "model_failed", "model")
+    assert "config.json: is missing" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"model": null}'])
+async def test_posting_nothing_lists(body: bytes) -> None:
+    """Clients exist that POST for the list; only a model in the body makes it a download."""
+    server = serve()
+    listed = (await server.call("GET", "/v1/models")).json()
+    assert (await server.call("POST", "/v1/models", body=body)).json() == listed
+
+
+async def test_download() -> None:
+    """The files are there when the answer comes, and nothing is served."""
+    async with living() as life:
+        answer = await life.manage("POST", "/v1/models", {"model": f"hf:{OTHER}"})
+        assert (answer.status, answer.json()) == (200, {"status": "success", "model": OTHER})
+        assert life.loader.touched == [("fetch", OTHER)]
+        assert [each["id"] for each in (await life.call("GET", "/v1/models")).json()["data"]] == [MODEL]
+
+
+@pytest.mark.parametrize("body", [None, {}, {"backend": "triton", "text_in": False}])
+async def test_load(body: Any) -> None:
+    """With or without a choice; a second time it is a success again."""
+    async with living() as life:
+        for _ in range(2):
+            answer = await life.manage("POST", f"/v1/models/{OTHER}/load", body)
+            assert (answer.status, answer.json()) == (200, {"status": "success", "model": OTHER})
+        chosen = LoadOptions(backend="triton", text_in=False) if body else LoadOptions()
+        assert life.loader.options == [chosen]
+        assert (await life.call("GET", f"/v1/models/{OTHER}")).json()["status"] == {"value": "loaded"}
+
+
+@pytest.mark.parametrize("source", [f"{OTHER}@main", f"hf:{OTHER}"])
+async def test_load_from_a_source(source: str) -> None:
+    """The id may say where the model comes from; the answer names it as it is served."""
+    async with living() as life:
+        answer = await life.manage("POST", f"/v1/models/{source}/load")
+        assert (answer.status, answer.json()["model"]) == (200, OTHER)
+
+
+async def test_unload_and_delete() -> None:
+    """Unloading twice is no error; deleting answers as OpenAI does, and what is not there is not found."""
+    async with living() as life:
+        for _ in range(2):
+            answer = await life.manage("POST", f"/v1/models/{MODEL}/unload/")
+            assert (answer.status, answer.json()) == (200, {"status": "success", "model": MODEL})
+        assert (await life.call("GET", f"/v1/models/{MODEL}")).status == 404
+        answer = await life.manage("DELETE", f"/v1/models/{MODEL}")
+        assert (answer.status, answer.json()) == (200, {"id": MODEL, "object": "model", "deleted": True})
+        answer = await life.manage("DELETE", f"/v1/models/{MODEL}")
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert life.loader.touched.count(("remove", MODEL)) >= 1
+
+
+async def test_what_shoal_did_not_make_is_not_deleted() -> None:
+    """403, in OpenAI's shape."""
+    async with living() as life:
+        answer = await life.manage("DELETE", f"/v1/models/{FOREIGN}")
+        assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+
+
+async def test_a_load_that_fails() -> None:
+    """The reason is in the answer, which says that another try is no use; nothing is served."""
+    async with living(Scripted(error=SourceError("the hub has no such model"))) as life:
+        answer = await life.manage("POST", f"/v1/models/{OTHER}/load")
+        assert (answer.status, answer.json()["error"]["message"]) == (500, "the hub has no such model")
+        assert answer.headers["x-should-retry"] == "false"
+        assert (await life.call("GET", f"/v1/models/{OTHER}")).status == 404
+
+
+async def test_requests_in_flight_finish_before_an_unload() -> None:
+    """Whoever asked before is answered."""
+    async with living() as life:
+        runner = life.loader.runners[MODEL]
+        runner.release = asyncio.Event()
+        asked = asyncio.create_task(life.call("POST", "/v1/embeddings", {"input": "ab", "model": MODEL}))
+        await runner.begun.wait()
+        unloading = asyncio.create_task(life.manage("POST", f"/v1/models/{MODEL}/unload"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not unloading.done()
+        runner.release.set()
+        assert (await asked).status == 200
+        assert (await unloading).status == 200

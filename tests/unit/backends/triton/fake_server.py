@@ -1,0 +1,64 @@
+"""A program with the command line and the HTTP readiness of tritonserver, that does what a test asks for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shoal.backends.triton.distribution import Distribution
+from shoal.backends.triton.server import Installed
+
+_PROGRAM = """\
+#!{python} -IS
+import os, signal, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+options = dict(one[2:].split("=", 1) for one in sys.argv[1:])
+folder = Path(__file__).parent
+with open(folder / "starts", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+print("fake server", os.getpid(), flush=True)
+starts = len((folder / "starts").read_text().splitlines())
+
+class Replies(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/v2":
+            self.wfile.write(b'{{"name": "triton", "version": "9.9"}}')
+
+    def log_message(self, *told):
+        pass
+
+{behaviour}
+HTTPServer(("127.0.0.1", int(options["http-port"])), Replies).serve_forever()
+"""
+
+DIES = 'sys.exit("it cannot be")'
+DIES_LATER = 'if starts > 1: sys.exit("not again")'
+CLASHES_ONCE = """if starts == 1: sys.exit("Socket '127.0.0.1:1' already in use")"""
+CLASHES = """sys.exit("Socket '127.0.0.1:1' already in use")"""
+LATE = "time.sleep(600)"
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+class FakeServer:
+    """The program in `folder`; `starts` are the command lines that it was started with."""
+
+    def __init__(self, folder: Path, behaviour: str = "") -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.binary = folder / "tritonserver"
+        self.binary.write_text(_PROGRAM.format(python=sys.executable, behaviour=behaviour))
+        self.binary.chmod(0o755)
+        (folder / "backends" / "python").mkdir(parents=True)
+        (folder / "backends" / "python" / "libtriton_python.so").touch()
+
+    @property
+    def installed(self) -> Installed:
+        return Installed(Distribution(self.binary, self.folder / "backends", self.folder / "caches"), None)
+
+    @property
+    def starts(self) -> list[str]:
+        return (self.folder / "starts").read_text().splitlines()

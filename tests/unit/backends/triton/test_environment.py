@@ -1,0 +1,165 @@
+"""Interpreters that a stub can embed, where their libpython is, and what a server gets to see."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from shoal.backends.triton import environment
+from shoal.backends.triton.environment import (
+    Answers,
+    Environment,
+    Interpreter,
+    ask,
+    build,
+    candidates,
+    find_interpreter,
+    find_libpython,
+    surroundings,
+)
+from shoal.backends.triton.place import Unseen
+from shoal.errors import SetupError, SourceError
+
+DEBIAN = Answers(
+    "3.11", "/usr/bin/python3.11", "/usr", "/usr/lib", "", "x86_64-linux-gnu", "/usr/lib/python3.11/config"
+)
+PYENV = Answers("3.12", "/opt/py/bin/python3.12", "/opt/py", "/opt/py/lib", "libpython3.12.so.1.0")
+MULTIARCH = Path("/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0")
+
+
+def nothing(name: str) -> list[str]:
+    return []
+
+
+def test_this_interpreter_answers() -> None:
+    """Its version and where its libraries are."""
+    answers = ask(sys.executable)
+    assert answers is not None
+    assert answers.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert Path(answers.executable).exists()
+    assert answers.libdir
+
+
+def test_a_program_that_is_no_python(tmp_path: Path) -> None:
+    """One that fails (a shim of a version that is not chosen) and one that is not there are passed over."""
+    shim = tmp_path / "python3.11"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    assert ask(str(shim)) is None
+    assert ask(str(tmp_path / "none")) is None
+
+
+def test_shoal_s_own_interpreter_is_asked_first() -> None:
+    """Then the others of this machine, each once."""
+    found = candidates()
+    assert found[0] == sys.executable
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("answers", "there"),
+    [(DEBIAN, MULTIARCH), (PYENV, Path("/opt/py/lib/libpython3.12.so.1.0"))],
+    ids=["Debian", "pyenv"],
+)
+def test_libpython_where_the_interpreter_says(answers: Answers, there: Path) -> None:
+    """LIBDIR, with the machine's own folder in it as on Debian."""
+    assert find_libpython(answers, is_file=lambda path: path == there, cached=nothing) == there
+
+
+def test_libpython_in_the_loader_s_cache() -> None:
+    """The last place, and only files that are there."""
+    there = Path("/elsewhere/libpython3.11.so.1.0")
+    known = {"libpython3.11.so.1.0": ["/gone/libpython3.11.so.1.0", str(there)]}
+    assert find_libpython(DEBIAN, is_file=lambda path: path == there, cached=known.__getitem__) == there
+    assert find_libpython(DEBIAN, is_file=lambda path: False, cached=known.__getitem__) is None
+
+
+def test_the_loader_s_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of `ldconfig -p` for that very name; a machine without ldconfig knows none."""
+    program = tmp_path / "ldconfig"
+    program.write_text(
+        "#!/bin/sh\necho '2 libs found'\necho '\tlibpython3.11.so.1.0 (libc6,x86-64) => /a/libpython3.11.so.1.0'\n"
+        "echo '\tlibpython3.11.so (libc6,x86-64) => /a/libpython3.11.so'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment._loader_cache("libpython3.11.so.1.0") == ["/a/libpython3.11.so.1.0"]
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert environment._loader_cache("libpython3.11.so.1.0") == []
+
+
+def test_the_first_that_fits_is_taken() -> None:
+    """Not one of a version without a stub, not one that does not run, not one without a shared library."""
+    known = {"new": Answers("3.14", "/new"), "static": Answers("3.11", "/static"), "good": PYENV, "later": DEBIAN}
+    there = {"3.12": Path("/opt/py/lib/libpython3.12.so.1.0"), "/usr/bin/python3.11": MULTIARCH}
+    found = find_interpreter(["gone", *known], asked=known.get, located=lambda answers: there.get(answers.version))
+    assert found == Interpreter("/opt/py/bin/python3.12", "3.12", there["3.12"])
+
+
+def test_without_libpython_it_says_what_to_install() -> None:
+    """What was looked at, and the way out on Debian, with pyenv and with uv."""
+    known = {"new": Answers("3.14", "/new"), "static": Answers("3.11", "/static")}
+    with pytest.raises(SetupError) as caught:
+        find_interpreter(known, asked=known.get, located=lambda answers: None)
+    message = caught.value.message
+    assert "new is Python 3.14; static has no libpython3.11.so.1.0" in message
+    assert "apt-get install libpython3." in message
+    assert "PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3." in message
+    with pytest.raises(SetupError, match="no such Python on PATH"):
+        find_interpreter([], asked=known.get, located=lambda answers: None)
+
+
+def test_offline_builds_nothing(tmp_path: Path) -> None:
+    """The error says how to get it here."""
+    python = Interpreter(sys.executable, "3.11", MULTIARCH)
+    with pytest.raises(SourceError, match="once with network"):
+        build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=threading.Event())
+    assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
+
+
+def test_a_venv_that_cannot_be_made(tmp_path: Path) -> None:
+    """The interpreter's own words are passed on."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'No module named venv' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    for executable, said in ((broken, "No module named venv"), (tmp_path / "gone", "No such file")):
+        python = Interpreter(str(executable), "3.11", MULTIARCH)
+        with pytest.raises(SourceError, match=said):
+            build(tmp_path / "root", python, offline=False, progress=Unseen(), stop=threading.Event())
+
+
+def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -> None:
+    """An environment is good while its interpreter and its libpython exist; offline, a broken one is an error."""
+    libpython = tmp_path / "libpython3.11.so.1.0"
+    libpython.touch()
+    python = Interpreter(sys.executable, "3.11", libpython)
+    told = "\n".join((*environment.REQUIREMENTS, python.executable, str(libpython)))
+    folder = tmp_path / "root" / f"py3.11-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    (folder / "libpython").mkdir()
+    (folder / "libpython" / "libpython3.11.so.1.0").symlink_to(libpython)
+    stop = threading.Event()
+    made = build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=stop)
+    assert made == Environment(folder / "bin", folder / "libpython")
+    libpython.unlink()
+    with pytest.raises(SourceError):
+        build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=stop)
+
+
+def test_a_server_sees_its_python_first_and_no_setting_of_shoal() -> None:
+    """Keys stay here; another numpy stays away."""
+    base = {"PATH": "/bin", "SHOAL_API_KEY": "secret", "PYTHONPATH": "/mine", "LD_LIBRARY_PATH": "/lib", "HOME": "/h"}
+    made = surroundings(Environment(Path("/e/bin"), Path("/e/libpython")), base)
+    assert made == {
+        "PATH": os.pathsep.join(("/e/bin", "/bin")),
+        "LD_LIBRARY_PATH": os.pathsep.join(("/e/libpython", "/lib")),
+        "HOME": "/h",
+        "PYTHONNOUSERSITE": "1",
+    }
+    assert surroundings(None, base) == {name: value for name, value in base.items() if name != "SHOAL_API_KEY"}

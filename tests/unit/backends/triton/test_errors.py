@@ -1,0 +1,139 @@
+"""What Triton says when it fails (every row that was observed, and gRPC's own), and what Shoal makes of it."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+import pytest
+
+from shoal.backends.triton.errors import MEANINGS, ModelGone, essence, infer_error, meaning, rpc_error, stream_error
+from shoal.errors import (
+    Conflict,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    OutOfMemory,
+    Overloaded,
+    SetupError,
+    ShoalError,
+    TransportFailed,
+    Unsupported,
+)
+
+Code = grpc.StatusCode
+
+OBSERVED: list[tuple[grpc.StatusCode, str, type[ShoalError]]] = [
+    (Code.NOT_FOUND, "Request for unknown model: 'x' is not found", ModelGone),
+    (Code.NOT_FOUND, "Request for unknown model: 'emb' has no available versions", ModelGone),
+    (Code.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled transaction policy", Unsupported),
+    (Code.INVALID_ARGUMENT, "[request id: 42] expected 1 inputs but got 2 inputs for model 'emb'", InputRejected),
+    (Code.INVALID_ARGUMENT, "[request id: 42] unexpected shape for input 'IN' for model 'emb'.", InputRejected),
+    (Code.INVALID_ARGUMENT, "inference input data-type is 'FP32', model expects 'BYTES' for 'emb'", InputRejected),
+    (Code.INVALID_ARGUMENT, "expected 2 string elements for inference input 'IN', got 1", InputRejected),
+    (Code.INVALID_ARGUMENT, "parameter keys starting with 'triton_' are reserved for Triton usage.", InputRejected),
+    (Code.INVALID_ARGUMENT, "inference request batch-size must be <= 32 for 'emb'", InputRejected),
+    (Code.INTERNAL, "failed to load 'nope', failed to poll from model repository", EngineFailed),
+    (Code.INVALID_ARGUMENT, "unrecognized load parameter 'foo'.", InputRejected),
+    (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", TransportFailed),
+    (Code.UNAVAILABLE, "Exceeds maximum queue size", Overloaded),
+    (Code.UNAVAILABLE, "[request id: 7] Exceeds maximum queue size", Overloaded),
+    (Code.UNAVAILABLE, "Request timeout expired", Overloaded),
+    (
+        Code.UNAVAILABLE,
+        "Server is stopping, scheduler for model has stopped accepting new inference requests",
+        ModelGone,
+    ),
+    (Code.UNAVAILABLE, "This protocol is restricted, expecting header 'triton-grpc-protocol-x'", SetupError),
+    (Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled", SetupError),
+    (Code.UNAVAILABLE, "explicit model load / unload is not allowed", SetupError),
+    (Code.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused", TransportFailed),
+    (Code.UNAVAILABLE, "Ssl handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER", TransportFailed),
+    (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlineExceeded),
+    (Code.CANCELLED, "", TransportFailed),
+    (Code.RESOURCE_EXHAUSTED, "Sent message larger than max (5000000 vs. 4194304)", OutOfMemory),
+    (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max", OutOfMemory),
+    (Code.RESOURCE_EXHAUSTED, "the queue of the engine has 1024 requests", Overloaded),
+    (Code.INTERNAL, "onnx runtime error 6: CUDA failure 2: out of memory", OutOfMemory),
+    (Code.INTERNAL, "Failed to process the request(s), message: MemoryError: unable to allocate", OutOfMemory),
+    (Code.INTERNAL, "Received RST_STREAM with error code 2", TransportFailed),
+    (Code.INTERNAL, "Failed to process the request(s), message: ValueError: boom", EngineFailed),
+    (Code.UNKNOWN, "something", EngineFailed),
+    (Code.ALREADY_EXISTS, "shared memory region 'x' already in manager", Conflict),
+    (Code.UNAUTHENTICATED, "no token", SetupError),
+    (Code.PERMISSION_DENIED, "not yours", SetupError),
+    (Code.UNIMPLEMENTED, "Method not found!", Unsupported),
+    (Code.DATA_LOSS, "lost", EngineFailed),
+]
+
+
+def failure(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+@pytest.mark.parametrize(("code", "details", "kind"), OBSERVED)
+def test_each_answer_has_its_error(code: grpc.StatusCode, details: str, kind: type[ShoalError]) -> None:
+    error = rpc_error(failure(code, details))
+    assert type(error) is kind
+    assert "request id" not in error.message
+    assert essence(details) in error.message
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
+@pytest.mark.parametrize("details", ["", None])
+def test_a_status_without_words_is_named(code: grpc.StatusCode, details: str | None) -> None:
+    assert code.name in rpc_error(failure(code, details)).message
+
+
+def test_every_row_is_reached_and_says_something_before_the_servers_words() -> None:
+    reached = {next(row for row in MEANINGS if error.message.startswith(row.saying)) for error in map(_made, OBSERVED)}
+    assert reached == set(MEANINGS)
+    assert MEANINGS[-1].codes == () and MEANINGS[-1].words == ()
+
+
+def _made(row: tuple[grpc.StatusCode, str, type[ShoalError]]) -> ShoalError:
+    return meaning(row[0], row[1])
+
+
+@pytest.mark.parametrize(("code", "details", "kind"), OBSERVED)
+def test_an_engine_raises_only_what_its_seam_allows(
+    code: grpc.StatusCode, details: str, kind: type[ShoalError]
+) -> None:
+    allowed = (InputRejected, OutOfMemory, EngineFailed, TransportFailed, DeadlineExceeded, Overloaded)
+    error = infer_error(failure(code, details))
+    assert isinstance(error, allowed)
+    assert type(error) is (kind if issubclass(kind, allowed) else EngineFailed)
+
+
+def test_the_next_step_is_said() -> None:
+    assert "--model-control-mode=explicit" in meaning(Code.UNAVAILABLE, "model load / unload is not allowed").message
+    assert "triton_metadata" in meaning(Code.UNAVAILABLE, "This protocol is restricted, expecting 'x'").message
+    assert "triton_ca_file" in meaning(Code.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED").message
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    assert meaning(Code.UNAVAILABLE, "Exceeds maximum queue size").retry_after == 0.1
+    assert meaning(Code.UNAVAILABLE, "gone").retry_after is None
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("[request id: 1] Request for unknown model: 'x' is not found", ModelGone),
+        ("Request for unknown model: 'x' has no available versions", ModelGone),
+        ("[request id: 1] Exceeds maximum queue size", Overloaded),
+        ("[request id: 1] unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]", InputRejected),
+        ("[request id: 1] inference request batch-size must be <= 8 for 'm'", InputRejected),
+        ("parameter keys starting with 'triton_' are reserved for Triton usage", InputRejected),
+        ("Request cancelled by client", TransportFailed),
+        ("Stub process 'm_0_0' is not healthy.", TransportFailed),
+        ("CUDA out of memory", OutOfMemory),
+        ("Error generating stream: something", EngineFailed),
+    ],
+)
+def test_a_streams_error_has_no_status_and_its_words_must_do(message: str, kind: type[ShoalError]) -> None:
+    assert type(stream_error(message)) is kind
+
+
+def test_a_long_message_is_cut_and_put_on_one_line() -> None:
+    assert essence("[request id: a b] one\n  two " + "x" * 1000).startswith("one two xxx")
+    assert len(essence("y" * 1000)) == 400

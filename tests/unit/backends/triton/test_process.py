@@ -1,0 +1,174 @@
+"""The command line of a server, its ports, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.backends.triton import guard, process
+from shoal.backends.triton.distribution import Distribution
+from shoal.backends.triton.process import Command, Ports, describe, end, get, new_shm_prefix, spawn, version, wait_ready
+from shoal.errors import SetupError
+
+
+def distribution(folder: Path, *backends: str) -> Distribution:
+    for name in backends:
+        (folder / "backends" / name).mkdir(parents=True)
+        (folder / "backends" / name / f"libtriton_{name}.so").touch()
+    return Distribution(Path("/bin/tritonserver"), folder / "backends", folder / "caches")
+
+
+def test_free_ports_are_three_different_ones() -> None:
+    """Zeros are filled, given ones stay."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        given = other.getsockname()[1]
+    ports = Ports(0, given, 0).free()
+    assert ports.grpc == given
+    assert 0 not in (ports.http, ports.metrics)
+    assert len({ports.http, ports.grpc, ports.metrics}) == 3
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
+    """And with what else to do."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        given = {"--http-port": (port, 0, 0), "--grpc-port": (0, port, 0), "--metrics-port": (0, 0, port)}[flag]
+        with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 .*{flag}"):
+            Ports(*given).free()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """Explicit model control, the loopback alone, its own place in shared memory, a short way out."""
+    there = distribution(tmp_path, "python")
+    command = Command(there, None, Path("/models"), Ports(1, 2, 3), 5.0, ("one", "two")).arguments("mine_")
+    assert command == [
+        "/bin/tritonserver",
+        "--model-repository=/models",
+        "--model-control-mode=explicit",
+        f"--backend-directory={tmp_path}/backends",
+        f"--cache-directory={tmp_path}/caches",
+        "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
+        "--metrics-address=127.0.0.1",
+        "--http-port=1",
+        "--grpc-port=2",
+        "--metrics-port=3",
+        "--exit-timeout-secs=5",
+        "--backend-config=python,shm-region-prefix-name=mine_",
+        "--backend-config=python,shm-default-byte-size=4194304",
+        "--load-model=one",
+        "--load-model=two",
+    ]
+
+
+def test_without_the_python_backend_nothing_is_said_to_it(tmp_path: Path) -> None:
+    """A timeout below a second is rounded up: 0 would mean to wait for nothing."""
+    there = distribution(tmp_path, "onnxruntime")
+    command = Command(there, None, Path("/models"), Ports(1, 2, 3), 0.1).arguments("mine_")
+    assert not [argument for argument in command if argument.startswith("--backend-config")]
+    assert "--exit-timeout-secs=1" in command
+
+
+def test_shared_memory_prefixes_differ() -> None:
+    """Two starts of one server, too."""
+    assert new_shm_prefix(8001) != new_shm_prefix(8001)
+
+
+@pytest.mark.parametrize(("code", "words"), [(1, "ended with exit code 1"), (-9, "was ended by SIGKILL")])
+def test_how_it_ended(code: int, words: str) -> None:
+    """In words."""
+    assert describe(code) == words
+
+
+def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
+    """The guard notices that it came too late."""
+    late = subprocess.run(
+        [sys.executable, guard.__file__, "1", "/bin/echo", "it ran"], capture_output=True, check=False
+    )
+    assert late.returncode == 1
+    assert late.stdout == b""
+
+
+async def answers(*replies: bytes) -> tuple[asyncio.Server, int]:
+    """A server of the loopback that gives these replies, one a connection, then the last one again."""
+    left = list(replies)
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(left.pop(0) if len(left) > 1 else left[0])
+        writer.close()
+
+    server = await asyncio.start_server(reply, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+async def test_one_get() -> None:
+    """Status and body; 0 for what is no HTTP."""
+    server, port = await answers(OK + b'{"a": 1}', b"SSH-2.0\r\n", b"")
+    async with server:
+        assert await get(port, "/v2") == (200, b'{"a": 1}')
+        assert (await get(port, "/v2"))[0] == 0
+        assert (await get(port, "/v2"))[0] == 0
+
+
+async def test_the_version() -> None:
+    """As the server says it; empty where it says none."""
+    server, port = await answers(OK + b'{"version": "2.51.0"}', OK + b"no json")
+    async with server:
+        assert await version(port) == "2.51.0"
+        assert await version(port) == ""
+    assert await version(port) == ""
+
+
+async def sleeping(seconds: float) -> asyncio.subprocess.Process:
+    return await spawn(["/bin/sleep", str(seconds)], None, os.open(os.devnull, os.O_WRONLY))
+
+
+async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 first, 200 then: ready."""
+    monkeypatch.setattr(process, "_POLL_S", 0.001)
+    server, port = await answers(b"HTTP/1.1 503 No\r\n\r\n", b"", OK)
+    async with server:
+        running = await sleeping(60)
+        assert await wait_ready(running, port)
+        await end(running, 5)
+    assert running.returncode == -15
+    assert not await wait_ready(running, port), "what has ended is never ready"
+
+
+STUBBORN = """\
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["/bin/sleep", "60"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+async def test_what_does_not_stop_is_killed() -> None:
+    """Together with the processes that it started: the pipe that both write to comes to its end."""
+    read, write = os.pipe()
+    running = await spawn([sys.executable, "-IS", "-c", STUBBORN], None, write)
+    os.close(write)
+    assert int(await asyncio.to_thread(os.read, read, 100)) > 0
+    await end(running, 0.01)
+    assert running.returncode == -9
+    assert await asyncio.to_thread(os.read, read, 1) == b""
+    os.close(read)
+
+
+async def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system's word, with the program's name."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(SetupError, match="/bin/tritonserver cannot be started: No such file"):
+        await spawn(["/bin/tritonserver"], None, 1)

@@ -1,0 +1,305 @@
+"""Supervision, with a program that only looks like tritonserver; the real one is in tests/integration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from shoal.backends.triton import distribution, environment, process, server
+from shoal.backends.triton.distribution import Distribution
+from shoal.backends.triton.environment import Environment, Interpreter
+from shoal.backends.triton.server import Installed, PortTaken, TritonOptions, TritonServer, obtain, run_triton
+from shoal.backends.triton.state import RunFolder, process_start
+from shoal.errors import Cancelled, SetupError
+from tests.unit.backends.triton import fake_server
+from tests.unit.backends.triton.fake_server import FakeServer
+
+Make: TypeAlias = Callable[[str], FakeServer]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """`fake(behaviour)`: that program is what `run_triton` finds."""
+
+    def make(behaviour: str) -> FakeServer:
+        made = FakeServer(tmp_path / "server", behaviour)
+        monkeypatch.setattr(server, "obtain", lambda *_: made.installed)
+        monkeypatch.setattr(process, "_POLL_S", 0.005)
+        return made
+
+    yield make
+
+
+def options(folder: Path, **changes: Any) -> TritonOptions:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return TritonOptions(**{"home": folder / "home", "backoff_s": 0.01, **ports, **changes})
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Turn the loop; the test's timeout ends what never comes true."""
+    while not true():  # noqa: ASYNC110 - another process has no event to wait for
+        await asyncio.sleep(0)
+
+
+async def test_started_and_stopped(fake: Make, tmp_path: Path) -> None:
+    """Its facts, its state on disk while it runs, and nothing of it afterwards."""
+    program = fake("")
+    async with run_triton(options(tmp_path)) as running:
+        assert running.phase == "ready"
+        assert running.version == "9.9"
+        assert running.platforms == ("python",)
+        assert running.python is None
+        assert running.repository.is_dir()
+        assert f"fake server {running.pid}" in await running.log_tail()
+        folder = RunFolder(running.log.parent)
+        found = await asyncio.to_thread(folder.read)
+        assert found is not None
+        assert (found.phase, found.owner, f"127.0.0.1:{found.grpc_port}") == ("ready", "serve", running.url)
+        assert f"127.0.0.1:{found.http_port}" == running.http_url
+        assert f"127.0.0.1:{found.metrics_port}" == running.metrics_url
+        pid = running.pid
+    assert not folder.path.exists()
+    assert pid
+    assert await asyncio.to_thread(process_start, pid or 0) is None
+    assert len(program.starts) == 1
+
+
+async def test_a_named_port_keeps_its_log(fake: Make, tmp_path: Path) -> None:
+    """To be read afterwards; a chosen one is never asked for again."""
+    fake("")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    async with run_triton(options(tmp_path, grpc_port=port)) as running:
+        assert running.url == f"127.0.0.1:{port}"
+    assert running.log.exists()
+    assert await asyncio.to_thread(RunFolder(running.log.parent).read) is None
+
+
+async def test_it_is_started_again_when_it_dies(fake: Make, tmp_path: Path) -> None:
+    """With the same ports and new shared memory; the log tells."""
+    program = fake("")
+    async with run_triton(options(tmp_path)) as running:
+        first, url = running.pid, running.url
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: running.restarts == 1 and running.phase == "ready")
+        assert running.url == url
+        assert running.pid not in (None, first)
+        assert "shoal: tritonserver was ended by SIGKILL; it is started again in" in await running.log_tail()
+    one, other = (line.split() for line in program.starts)
+    assert [a for a in one if "shm-region" not in a] == [a for a in other if "shm-region" not in a]
+    assert one != other
+
+
+async def test_it_is_given_up_after_so_many_times(fake: Make, tmp_path: Path) -> None:
+    """Whoever waits gets the reason; each try waits longer than the one before."""
+    program = fake(fake_server.DIES_LATER)
+    async with run_triton(options(tmp_path, restarts=2)) as running:
+        assert running.pid is not None
+        os.kill(running.pid, signal.SIGKILL)
+        with pytest.raises(SetupError, match="3 times in a row"):
+            await running.wait()
+        found: tuple[str, int | None] = (running.phase, running.pid)
+        assert found == ("failed", None)
+        log = await running.log_tail()
+        assert "in 0.01 s (1 of 2)" in log
+        assert "in 0.02 s (2 of 2)" in log
+    assert len(program.starts) == 3
+
+
+async def test_a_stable_server_begins_a_new_row(fake: Make, tmp_path: Path) -> None:
+    """Deaths that are far enough apart never add up."""
+    fake("")
+    async with run_triton(options(tmp_path, restarts=1, stable_s=0.0)) as running:
+        for restarts in (1, 2, 3):
+            assert running.pid is not None
+            os.kill(running.pid, signal.SIGKILL)
+            await until(lambda wanted=restarts: running.restarts == wanted and running.phase == "ready")  # type: ignore[misc]
+
+
+async def test_one_that_dies_at_once(fake: Make, tmp_path: Path) -> None:
+    """The end of its log is in the error, and the port's folder is given back."""
+    program = fake(fake_server.DIES)
+    with pytest.raises(SetupError, match=r"exit code 1 before it was ready.*\n.*\nit cannot be") as caught:
+        async with run_triton(options(tmp_path)):
+            raise AssertionError("it is not ready")
+    assert not isinstance(caught.value, PortTaken)
+    assert len(program.starts) == 1
+    [folder] = options(tmp_path).run.iterdir()
+    assert not await asyncio.to_thread(RunFolder(folder).supervised)
+    assert await asyncio.to_thread(RunFolder(folder).read) is None
+
+
+async def test_one_that_is_late(fake: Make, tmp_path: Path) -> None:
+    """It is ended, and the log is in the error."""
+    fake(fake_server.LATE)
+    with pytest.raises(SetupError, match=r"not ready after 0\.3 s.*\nfake server (\d+)"):
+        async with run_triton(options(tmp_path, start_timeout_s=0.3)):
+            raise AssertionError("it is not ready")
+
+
+async def test_a_port_that_was_taken_meanwhile_is_chosen_anew(fake: Make, tmp_path: Path) -> None:
+    """As long as it was Shoal that chose it."""
+    program = fake(fake_server.CLASHES_ONCE)
+    async with run_triton(options(tmp_path)) as running:
+        assert running.phase == "ready"
+    one, other = program.starts
+    assert one != other
+
+
+async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path) -> None:
+    """It is not replaced by another; and luck that never comes ends as well."""
+    program = fake(fake_server.CLASHES)
+    ports = process.Ports(0, 0, 0).free()
+    named = {"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics}
+    with pytest.raises(PortTaken, match="already in use"):
+        async with run_triton(options(tmp_path, **named)):
+            raise AssertionError("it is not ready")
+    assert len(program.starts) == 1
+    with pytest.raises(PortTaken):
+        async with run_triton(options(tmp_path)):
+            raise AssertionError("it is not ready")
+    assert len(program.starts) == 6
+
+
+async def test_a_port_that_another_shoal_is_starting_on(fake: Make, tmp_path: Path) -> None:
+    """Its folder is claimed, though nothing listens yet."""
+    fake("")
+    port = process.Ports(0, 0, 0).free().grpc
+    other = RunFolder(options(tmp_path).run / str(port))
+    assert await asyncio.to_thread(other.claim)
+    with pytest.raises(SetupError, match=f"port {port} is run, started or stopped by another"):
+        async with run_triton(options(tmp_path, grpc_port=port)):
+            raise AssertionError("it is not ready")
+    await asyncio.to_thread(other.release, keep_log=False)
+
+
+async def test_one_that_does_not_stop_is_killed(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its exit timeout."""
+    fake(fake_server.STUBBORN)
+    monkeypatch.setattr(server, "_KILL_AFTER_S", 0.0)
+    async with run_triton(options(tmp_path, exit_timeout_s=0.01)) as running:
+        pid = running.pid
+    assert await asyncio.to_thread(process_start, pid or 0) is None
+
+
+async def test_a_repository_that_cannot_be_made(fake: Make, tmp_path: Path) -> None:
+    """The error names it, and the setting."""
+    fake("")
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match=r"file/models.*--repository"):
+        async with run_triton(options(tmp_path, repository=tmp_path / "file" / "models")):
+            raise AssertionError("it is not ready")
+
+
+async def test_a_state_that_cannot_be_written_does_not_stop_it(
+    fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk costs `status`, not the server."""
+    fake("")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "state.json")
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    async with run_triton(options(tmp_path)) as running:
+        assert running.phase == "ready"
+    assert "will not know this server" in caplog.text
+
+
+async def test_cancelled_while_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is told to stop, and waited for."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(wanted: TritonOptions, progress: object, stop: threading.Event) -> Installed:
+        begun.set()
+        assert stop.wait(30)
+        ended.set()
+        raise Cancelled("stopped")
+
+    monkeypatch.setattr(server, "obtain", slow)
+
+    async def start() -> None:
+        async with run_triton(options(tmp_path)):
+            raise AssertionError("it was cancelled")
+
+    task = asyncio.create_task(start())
+    await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+def test_the_machine_s_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network, no environment of Shoal's."""
+    own = Distribution(Path("/usr/bin/tritonserver"), Path("/backends"), Path("/caches"))
+    monkeypatch.setattr(distribution, "find_installed", lambda: own)
+    assert obtain(options(tmp_path)) == Installed(own, None)
+
+
+def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub is that of the interpreter whose libpython was found."""
+    asked: list[Any] = []
+    found = Distribution(Path("/fetched"), Path("/b"), Path("/c"), unpacked=True)
+    made = Environment(Path("/e/bin"), Path("/e/libpython"))
+    python = Interpreter("/usr/bin/python3.12", "3.12", Path("/lib/libpython3.12.so.1.0"))
+    monkeypatch.setattr(distribution, "find_installed", lambda: None)
+    monkeypatch.setattr(distribution, "check_machine", lambda: "x86_64")
+
+    def fetch(*given: Any, offline: bool, **_: Any) -> Distribution:
+        asked.append((*given, offline))
+        return found
+
+    def build(*given: Any, offline: bool, **_: Any) -> Environment:
+        asked.append((*given, offline))
+        return made
+
+    monkeypatch.setattr(distribution, "fetch", fetch)
+    monkeypatch.setattr(environment, "find_interpreter", lambda _: python)
+    monkeypatch.setattr(environment, "build", build)
+    assert obtain(options(tmp_path, offline=True)) == Installed(found, made)
+    root = tmp_path / "home" / "triton"
+    assert asked == [(root / "distributions", "3.12", True), (root / "environments", python, True)]
+
+
+def test_a_log_that_grew_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restarts add to it only up to a size; a folder that is gone is told."""
+    monkeypatch.setattr(server, "_MAX_LOG_BYTES", 5)
+    log = tmp_path / "log"
+    for expected in (b"abc", b"abcabc", b"abc"):
+        descriptor = server._open_log(log)
+        os.write(descriptor, b"abc")
+        os.close(descriptor)
+        assert log.read_bytes() == expected
+    with pytest.raises(SetupError, match="SHOAL_HOME"):
+        server._open_log(tmp_path / "none" / "log")
+
+
+def test_paths_of_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home with ~, and a repository of Shoal's own unless one is named."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = TritonOptions(home=Path("~/shoal"))
+    assert own.folder == tmp_path / "shoal" / "triton" / "repository"
+    assert own.run == tmp_path / "shoal" / "triton" / "run"
+    assert TritonOptions(home=tmp_path, repository=Path("~/models")).folder == tmp_path / "models"
+
+
+def test_waiting_comes_after_starting(tmp_path: Path) -> None:
+    """A server that nobody started has nothing to wait for."""
+    made = TritonServer(
+        options(tmp_path),
+        Installed(Distribution(Path("x"), tmp_path, tmp_path), None),
+        process.Ports(1, 2, 3),
+        RunFolder(tmp_path / "run"),
+    )
+    with pytest.raises(AssertionError, match="after start"):
+        asyncio.run(made.wait())

@@ -1,0 +1,165 @@
+"""What is on disk of a server: who has it, whether that is still true, and what it left in shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.backends.triton.state import (
+    Process,
+    RunFolder,
+    State,
+    clear,
+    end_session,
+    process,
+    process_start,
+    remove_shared_memory,
+    run_folders,
+)
+
+
+def state(**changes: object) -> State:
+    made = State(
+        owner="up",
+        supervisor=process(os.getpid()),
+        http_port=1,
+        grpc_port=2,
+        metrics_port=3,
+        repository="/models",
+        binary="/bin/tritonserver",
+        since=0.0,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run" / "8001")
+
+
+def test_a_process_is_itself_until_it_ends() -> None:
+    """One that ended, even unwaited for, and one whose number is another's are told apart from it."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        one = process(child.pid)
+        other = Process(child.pid, one.started + 1)
+        assert one.alive()
+        assert not other.alive()
+        assert not other.signal(signal.SIGKILL)
+        assert child.poll() is None
+        assert one.signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_start(child.pid) is None, "its remains are not it"
+    assert not one.alive()
+    assert not one.signal(signal.SIGKILL)
+
+
+def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
+    """Until it gives it back, or ends."""
+    assert not folder.supervised()
+    assert folder.claim()
+    assert folder.supervised()
+    assert not RunFolder(folder.path).claim()
+    folder.release(keep_log=True)
+    assert not folder.supervised()
+    code = (
+        f"from shoal.backends.triton.state import *; print(RunFolder(Path({str(folder.path)!r})).claim(), flush=True)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdin=-1, stdout=-1, text=True)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "True\n"
+        assert folder.supervised()
+        child.kill()
+        child.wait()
+    assert folder.claim()
+    folder.release(keep_log=False)
+    assert not folder.path.exists()
+
+
+def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
+    """Written whole; after `release` it is gone, and the log stays when it is to be read."""
+    assert folder.read() is None
+    folder.claim()
+    told = state(phase="ready", server=process(os.getpid()))
+    folder.write(told)
+    folder.note("a line")
+    assert folder.read() == told
+    folder.release(keep_log=True)
+    assert folder.read() is None
+    assert folder.tail(9) == "shoal: a line"
+
+
+def test_a_broken_state_is_none(folder: RunFolder) -> None:
+    """Whatever wrote it."""
+    folder.path.mkdir(parents=True)
+    (folder.path / "state.json").write_text("{")
+    assert folder.read() is None
+
+
+def test_the_tail_of_a_log(folder: RunFolder) -> None:
+    """So many lines of its end, whatever bytes are in it; nothing where there is none."""
+    assert folder.tail(5) == ""
+    folder.path.mkdir(parents=True)
+    folder.log.write_bytes(b"first\n" + b"x" * 100_000 + b"\nbad \xff\nlast\n")
+    assert folder.tail(2) == "bad \N{REPLACEMENT CHARACTER}\nlast"
+
+
+def test_claiming_clears_what_a_killed_one_left(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its state says."""
+    cleared: list[State] = []
+    monkeypatch.setattr("shoal.backends.triton.state.clear", cleared.append)
+    folder.path.mkdir(parents=True)
+    left = state(shm_prefix="shoal_triton_2_ab_")
+    folder.write(left)
+    folder.claim()
+    assert cleared == [left]
+    folder.release(keep_log=False)
+
+
+def test_only_its_own_shared_memory_is_removed(tmp_path: Path) -> None:
+    """A prefix that is not Shoal's, or empty, removes nothing; a missing folder is nothing to do."""
+    for name in ("shoal_triton_2_ab_x", "shoal_triton_2_cd_x", "other"):
+        (tmp_path / name).touch()
+    for prefix in ("", "oth", "shoal_triton_2_ab_"):
+        remove_shared_memory(prefix, tmp_path)
+    remove_shared_memory("shoal_triton_2_", tmp_path / "none")
+    assert {path.name for path in tmp_path.iterdir()} == {"shoal_triton_2_cd_x", "other"}
+
+
+SESSION = """\
+import os, subprocess
+child = subprocess.Popen(["/bin/sleep", "60"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_dead_server_s_busy_children_are_ended() -> None:
+    """Though the server is gone; a session whose number became another process's is left alone."""
+    command = [sys.executable, "-IS", "-c", SESSION]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        child = process(int(leader.stdout.readline()))
+        server = process(leader.pid)
+        end_session(Process(server.pid, server.started + 1))
+        assert server.alive()
+        leader.kill()
+        leader.wait()
+        assert child.alive()
+        clear(state(server=server))
+        assert leader.stdout.read() == "", "the child had the pipe, too"
+    assert not child.alive()
+
+
+def test_folders_by_port(tmp_path: Path) -> None:
+    """Other files are passed over, and no folder at all is none."""
+    for name in ("8001", "80", "supervisor.log"):
+        (tmp_path / name).mkdir()
+    assert [folder.path.name for folder in run_folders(tmp_path)] == ["80", "8001"]
+    assert list(run_folders(tmp_path / "none")) == []

@@ -1,0 +1,332 @@
+"""`shoal ps`, `load`, `unload` and `rm --url` against a small server that answers as Shoal does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal.cli import _running, app
+from shoal.cli._running import Running
+from shoal.errors import ConfigError, SetupError, TransportFailed
+from shoal.models.progress import Progress
+from shoal.settings import Settings
+
+Shoal = Callable[..., Result]
+Looks = list[dict[str, Any]]
+
+READY = {
+    "id": "org/tiny",
+    "backend": "openvino",
+    "source": "hf:org/tiny",
+    "size": 91_000_000,
+    "status": {"value": "loaded"},
+}
+BROKEN = {"id": "broken", "status": {"value": "unloaded", "failed": True, "error": "no such folder"}}
+WAITING = {"id": "far", "backend": "triton", "status": {"value": "loading", "note": "waiting for Triton"}}
+ON_DISK = {"id": "org/other", "backend": "local", "status": {"value": "unloaded"}}
+
+
+class Stub(HTTPServer):
+    """Answers `replies` by "METHOD PATH" as (status, JSON); a list is what one look after the other finds."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.replies: dict[str, tuple[int, Any]] = {}
+        self.asked: list[tuple[str, Any]] = []
+        self.keys: set[str | None] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def job(self, asked: str, looks: Looks) -> None:
+        """What `asked` begins, and what later looks at the job find."""
+        whole = [{"job": "job_1", "action": "load", "model": "m", "created": 1, **look} for look in looks]
+        self.replies[asked] = (202, whole[0])
+        self.replies["GET /jobs/job_1"] = (200, whole[1:])
+
+
+class _Reply(BaseHTTPRequestHandler):
+    server: Stub
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"] or 0))
+        asked = f"{self.command} {self.path}"
+        self.server.asked.append((asked, json.loads(body) if body else None))
+        self.server.keys.add(self.headers["authorization"])
+        status, found = self.server.replies.get(asked, (404, {"error": {"message": f"no route {asked}"}}))
+        if isinstance(found, list):
+            found = found.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(found if isinstance(found, bytes) else json.dumps(found).encode())
+
+    do_GET = do_POST = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+class Seen(Progress):
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def fetched(self, what: str, done: int, total: int | None) -> None:
+        self.calls.append((what, done, total))
+
+    def worked(self, stage: str, fraction: float) -> None:
+        self.calls.append((stage, fraction))
+
+    def noted(self, line: str) -> None:
+        self.calls.append((line,))
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setattr(_running, "POLL_S", 0.0)
+    server = Stub()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def shoal(stub: Stub) -> Shoal:
+    """Run the command line with the stub's port as the setting."""
+
+    def run(*arguments: str, **environ: str) -> Result:
+        environment = {"SHOAL_PORT": str(stub.server_port), "NO_COLOR": "1", **environ}
+        return CliRunner().invoke(app, [*arguments], env=environment, catch_exceptions=False)
+
+    return run
+
+
+class TestPs:
+    def test_models_in_a_table(self, shoal: Shoal, stub: Stub) -> None:
+        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out."""
+        stub.replies["GET /models"] = (200, {"data": [READY, BROKEN, WAITING, ON_DISK]})
+        stats = [{"name": "org/tiny", "last_inference": "1700000000000"}, {"name": "far"}]
+        stub.replies["GET /metrics"] = (200, {"model_stats": stats})
+        result = shoal("ps")
+        assert result.exit_code == 0, result.output
+        lines = [line.split() for line in result.stdout.splitlines()]
+        assert lines[0] == ["NAME", "BACKEND", "STATUS", "SIZE", "LAST", "USED", "NOTE"]
+        assert lines[1][:5] == ["org/tiny", "openvino", "loaded", "91", "MB"]
+        assert lines[1][-1] == "ago"
+        assert lines[2] == ["broken", "-", "failed", "-", "-", "no", "such", "folder"]
+        assert lines[3] == ["far", "triton", "loading", "-", "-", "waiting", "for", "Triton"]
+        assert len(lines) == 4
+
+    def test_all_as_json(self, shoal: Shoal, stub: Stub) -> None:
+        """Programs get seconds and bytes; --all adds what could be loaded; a server without metrics will do."""
+        stub.replies["GET /models"] = (200, {"data": [READY, ON_DISK]})
+        first, second = json.loads(shoal("ps", "--all", "--json").stdout)
+        assert first == {
+            "name": "org/tiny",
+            "backend": "openvino",
+            "status": "loaded",
+            "size": 91_000_000,
+            "last_used": None,
+            "source": "hf:org/tiny",
+            "note": "",
+        }
+        assert (second["name"], second["status"], second["size"]) == ("org/other", "unloaded", None)
+
+    def test_metrics_of_another_form_only_cost_the_last_use(self, shoal: Shoal, stub: Stub) -> None:
+        """Models are what was asked for."""
+        stub.replies["GET /models"] = (200, {"data": [READY]})
+        stub.replies["GET /metrics"] = (200, b"# HELP shoal_requests_total")
+        assert json.loads(shoal("ps", "--json").stdout)[0]["last_used"] is None
+
+    def test_the_latest_version_counts(self, stub: Stub) -> None:
+        """Of a model's several versions, under the name that it has in Triton."""
+        stats = [{"name": "org~m", "last_inference": str(each)} for each in (2000, 9000, 5000)]
+        stub.replies["GET /metrics"] = (200, {"model_stats": stats})
+        assert Running(stub.url).last_used() == {"org/m": 9.0}
+
+
+class TestLoad:
+    def test_a_model_is_loaded(self, shoal: Shoal, stub: Stub) -> None:
+        """What was wished for goes into the body; nothing else does."""
+        path = "POST /v1/models/org/tiny/load?wait=false"
+        stub.job(path, [{"state": "running", "stage": "converting"}, {"state": "done", "changed": True}])
+        result = shoal("load", "org/tiny", "--backend", "triton", "--text-in")
+        assert (result.exit_code, result.stdout) == (0, "org/tiny is loaded\n"), result.output
+        assert result.stderr == "converting\n"
+        assert stub.asked[0] == (path, {"backend": "triton", "text_in": True})
+
+    def test_one_that_is_there_already(self, shoal: Shoal, stub: Stub) -> None:
+        """Said, and no failure; addresses stay readable in the path."""
+        stub.job("POST /v1/models/hf:org/tiny@v1/load?wait=false", [{"state": "done", "changed": False}])
+        result = shoal("load", "hf:org/tiny@v1")
+        assert (result.exit_code, result.stdout) == (0, "hf:org/tiny@v1 was loaded already\n"), result.output
+        assert stub.asked[0][1] == {}
+
+    @pytest.mark.parametrize(
+        ("end", "expected"),
+        [
+            ({"state": "failed", "error": "the hub has no such model"}, "error: the hub has no such model"),
+            ({"state": "cancelled"}, "error: load of m was cancelled"),
+        ],
+    )
+    def test_a_failure_is_the_server_s_reason(
+        self, shoal: Shoal, stub: Stub, end: dict[str, Any], expected: str
+    ) -> None:
+        """One line, exit code 1."""
+        stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}, end])
+        result = shoal("load", "m")
+        assert (result.exit_code, result.stderr) == (1, expected + "\n")
+
+    def test_progress_is_drawn_as_it_comes(self, stub: Stub) -> None:
+        """Bytes as bytes, shares as shares, and a stage without numbers is said once."""
+        looks: Looks = [
+            {"state": "running", "stage": "model.onnx", "done": 5.0, "total": 10.0, "progress": 0.5},
+            {"state": "running", "stage": "more", "done": 1.0},
+            {"state": "running", "stage": "convert", "progress": 0.25},
+            {"state": "running", "stage": "warming up"},
+            {"state": "running", "stage": "warming up"},
+            {"state": "done"},
+        ]
+        stub.job("POST /v1/models/m/load?wait=false", looks)
+        seen = Seen()
+        assert Running(stub.url).load("m", {}, seen)
+        assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
+
+    def test_leaving_says_that_the_server_goes_on(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C ends the watching and not the work."""
+
+        def interrupted(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("time.sleep", interrupted)
+        stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}])
+        seen = Seen()
+        with pytest.raises(KeyboardInterrupt):
+            Running(stub.url).load("m", {}, seen)
+        assert seen.calls == [("the server goes on with it: `shoal ps` shows how far it is",)]
+
+    @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
+    @pytest.mark.parametrize("verb", [("load",), ("unload",), ("rm", "--url", "http://localhost:1")])
+    def test_what_names_nothing_is_not_asked_for(self, shoal: Shoal, stub: Stub, verb: list[str], name: str) -> None:
+        """It would be another path of the server."""
+        result = shoal(*verb, name)
+        assert result.exit_code == 1
+        assert f"{name!r} names no model" in result.stderr
+        assert stub.asked == []
+
+    @pytest.mark.parametrize("name", ["..", "a/../../b", "a b", "a?b#c", "x%2e"])
+    def test_strange_names_reach_the_server_as_they_are(self, stub: Stub, name: str) -> None:
+        """It is the server that refuses them, and not a path that quietly became another one."""
+        with pytest.raises(SetupError, match="answered 404"):
+            Running(stub.url).load(name, {}, Seen())
+        ((asked, _),) = stub.asked
+        quoted = name.replace("%", "%25").replace(" ", "%20").replace("?", "%3F").replace("#", "%23")
+        assert asked == f"POST /v1/models/{quoted}/load?wait=false"
+
+
+class TestUnload:
+    @pytest.mark.parametrize(
+        ("changed", "said"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny was not loaded\n")]
+    )
+    def test_a_model_is_unloaded(self, shoal: Shoal, stub: Stub, changed: bool, said: str) -> None:
+        """One that was not loaded is no failure."""
+        stub.job("POST /v1/models/org/tiny/unload?wait=false", [{"state": "done", "changed": changed}])
+        result = shoal("unload", "org/tiny")
+        assert (result.exit_code, result.stdout) == (0, said), result.output
+
+    def test_rm_by_a_server(self, shoal: Shoal, stub: Stub) -> None:
+        """The server unloads it and deletes its files; what it does not know is a failure."""
+        stub.job("DELETE /v1/models/org/tiny?wait=false", [{"state": "done"}])
+        result = shoal("rm", "org/tiny", "--url", stub.url)
+        assert (result.exit_code, result.stdout) == (0, "removed org/tiny\n"), result.output
+        stub.job("DELETE /v1/models/org/tiny?wait=false", [{"state": "done", "changed": False}])
+        result = shoal("rm", "org/tiny", "--url", stub.url)
+        assert result.exit_code == 1
+        assert f"org/tiny is not known at {stub.url}" in result.stderr
+
+
+class TestServer:
+    def test_nothing_there(self, shoal: Shoal) -> None:
+        """The next step is in the line."""
+        result = shoal("ps", "--url", "http://127.0.0.1:1")
+        assert result.exit_code == 1
+        assert "nothing answers at http://127.0.0.1:1" in result.stderr
+        assert "start it with `shoal serve`" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            ({"error": {"message": "no key"}}, "no key"),
+            ({"error": "plain"}, "plain"),
+            ({"detail": "of FastAPI"}, "of FastAPI"),
+            ([1], "[1]"),
+            (b"", "no reason given"),
+            (b"<html>", "<html>"),
+        ],
+    )
+    def test_refusals_of_any_dialect_are_read(self, stub: Stub, body: Any, reason: str) -> None:
+        """Status and reason."""
+        stub.replies["GET /models"] = (403, [body])
+        with pytest.raises(SetupError) as caught:
+            Running(stub.url).models()
+        assert caught.value.message == f"{stub.url} answered 403: {reason}"
+
+    @pytest.mark.parametrize("body", [b"hello", [[1]], {"data": 3}, {}])
+    def test_another_program_on_that_port(self, stub: Stub, body: Any) -> None:
+        """It is not taken for a server without models."""
+        stub.replies["GET /models"] = (200, body)
+        with pytest.raises(TransportFailed, match=r"is that a Shoal server\?"):
+            Running(stub.url).models()
+
+    def test_a_server_that_knows_no_jobs(self, stub: Stub) -> None:
+        """An older one would have loaded it by now, or never."""
+        stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
+        with pytest.raises(TransportFailed, match="has not begun a job"):
+            Running(stub.url).load("m", {}, Seen())
+
+    @pytest.mark.parametrize(
+        ("environ", "key"),
+        [
+            ({}, None),
+            ({"SHOAL_API_KEY": "user bulk"}, "Bearer user"),
+            ({"SHOAL_API_KEY": "user", "SHOAL_ADMIN_KEY": "boss"}, "Bearer boss"),
+        ],
+    )
+    def test_the_key_of_the_settings_is_sent(
+        self, shoal: Shoal, stub: Stub, environ: dict[str, str], key: str | None
+    ) -> None:
+        """An admin key where there is one; without its class."""
+        stub.replies["GET /models"] = (200, {"data": []})
+        assert shoal("ps", **environ).exit_code == 0
+        assert stub.keys == {key}
+
+    def test_a_proxy_is_not_asked_for_this_machine(
+        self, shoal: Shoal, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its loopback address is another one."""
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        stub.replies["GET /models"] = (200, {"data": []})
+        assert shoal("ps", http_proxy="http://127.0.0.1:1").exit_code == 0
+
+    def test_where_it_is(self) -> None:
+        """The settings' port, the preset's too; 0 names none; only http."""
+        assert Running.of(Settings(port=9000), "").url == "http://127.0.0.1:9000"
+        assert Running.of(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"
+        assert Running.of(Settings(), "https://box.example/").url == "https://box.example"
+        with pytest.raises(ConfigError, match="give --url"):
+            Running.of(Settings(port=0), "")
+        for wrong in ("box:80", "ftp://box", "http://"):
+            with pytest.raises(ConfigError, match="write http://host:port"):
+                Running.of(Settings(), wrong)
+        result = CliRunner().invoke(app, ["ps", "--as", "inference-server", "--host", "::1"])
+        assert "nothing answers at http://[::1]:8686" in result.stderr

@@ -1,0 +1,132 @@
+"""What `shoal serve` says of its models, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from shoal.cli import serve
+from shoal.core.registry import ModelCard
+from shoal.errors import SetupError
+from shoal.settings import Settings
+
+READY = ModelCard("good", (), "ready", 0, None, None, ())
+FAILED = replace(READY, name="bad", state="failed", error="no such folder")
+LOADING = replace(READY, name="big", state="loading", note="downloading model.onnx")
+WAITING = replace(READY, name="far", state="loading", note="waiting for triton://far:8001: refused")
+
+
+class Opened:
+    """An App of these cards; `over` ends the loading of all of them."""
+
+    def __init__(self, *cards: ModelCard) -> None:
+        self.cards = cards
+        self.over = asyncio.Event()
+        self.gateway = self
+        self.waiting: dict[str, str] = {}
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return self.cards
+
+    async def wait_loaded(self) -> None:
+        await self.over.wait()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names in each announcement."""
+    said: list[list[str]] = []
+    monkeypatch.setattr(serve, "LOOK_S", 0.0)
+    monkeypatch.setattr(serve, "announce", lambda settings, port, cards: said.append([card.name for card in cards]))
+    return said
+
+
+def announcing(opened: Opened) -> asyncio.Task[None]:
+    return asyncio.create_task(serve._announce(cast(Any, opened), Settings(), 80))
+
+
+async def looks() -> None:
+    """Time for the command to look several times."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_all_of_it_at_once(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is announced while a model loads; one that failed is an error in the log beside the others."""
+    opened = Opened(LOADING, WAITING)
+    task = announcing(opened)
+    await looks()
+    assert told == []
+    opened.cards = (READY, FAILED)
+    opened.over.set()
+    await task
+    assert told == [["good", "bad"]]
+    assert "bad cannot be served: no such folder" in caplog.text
+
+
+async def test_no_model_at_all_is_no_failure(told: list[list[str]]) -> None:
+    """Clients load what they want."""
+    opened = Opened()
+    opened.over.set()
+    await announcing(opened)
+    assert told == [[]]
+
+
+async def test_a_server_whose_models_are_not_known_yet(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    """It was named without a model, and is not there: said, and no failure."""
+    opened = Opened()
+    opened.waiting["triton://far:8001"] = "connection refused"
+    opened.over.set()
+    await announcing(opened)
+    assert "triton://far:8001 is not there yet: connection refused" in caplog.text
+    assert told == [[]]
+
+
+async def test_when_every_model_failed_it_gives_up(told: list[list[str]]) -> None:
+    """With the reasons of all."""
+    opened = Opened(FAILED, replace(FAILED, name="worse", error="not a model"))
+    opened.over.set()
+    with pytest.raises(SetupError, match="bad: no such folder; worse: not a model"):
+        await announcing(opened)
+    assert told == []
+
+
+async def test_a_model_that_waits_holds_nothing_up(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    """The rest is announced, the wait is said once, and everything again when the server came."""
+    opened = Opened(READY, WAITING)
+    with caplog.at_level(logging.WARNING):
+        task = announcing(opened)
+        await looks()
+        assert told == [["good", "far"]]
+        assert caplog.text.count("far is not served yet: waiting for triton://far:8001: refused") == 1
+        opened.cards = (READY, replace(READY, name="far"))
+        opened.over.set()
+        await task
+    assert told == [["good", "far"]] * 2
+
+
+async def test_a_model_that_waits_outlives_failures(told: list[list[str]]) -> None:
+    """The server stays for it."""
+    opened = Opened(FAILED, WAITING)
+    task = announcing(opened)
+    await looks()
+    assert told == [["bad", "far"]]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_leaving_ends_the_waiting(told: list[list[str]]) -> None:
+    """No task is left behind when the server stops first."""
+    before = asyncio.all_tasks()
+    task = announcing(Opened(LOADING))
+    await looks()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await looks()
+    assert asyncio.all_tasks() == before

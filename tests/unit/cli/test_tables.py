@@ -1,0 +1,43 @@
+"""Sizes, ages and tables for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.cli._tables import age_text, print_table, size_text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (90_868_376, "91 MB"), (999_600_000, "1.0 GB"), (12.34e9, "12.3 GB")],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    """Sizes are in powers of ten, three digits at most."""
+    assert size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (60, "1 minute ago"),
+        (7200, "2 hours ago"),
+        (3 * 86400, "3 days ago"),
+        (8 * 86400, "1 week ago"),
+        (61 * 86400, "2 months ago"),
+        (800 * 86400, "2 years ago"),
+    ],
+)
+def test_ages_for_people(seconds: float, text: str) -> None:
+    """Ages are in the largest unit that fits."""
+    assert age_text(seconds) == text
+
+
+def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is cut or folded, and no line ends in blanks."""
+    print_table(("NAME", "NOTE"), [("x" * 300, ""), ("[b]y", "said")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "x" * 300
+    assert lines[2].split() == ["[b]y", "said"]
+    assert all(line == line.rstrip() for line in lines)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import BatchReport, Observer, Statistics
+from shoal.core.registry import Model, Registry
+from shoal.core.statistics import MAX_MODELS, Counts
+from shoal.errors import ModelNotFound, ShoalError, TransportFailed
+from shoal.types import (
+    BatchFacts,
+    BatchStats,
+    Embedded,
+    InferenceStats,
+    ModelStats,
+    Result,
+    Spent,
+    TaskKind,
+    TrafficClass,
+)
+from tests.unit.core.runners import Embedder
+
+
+def answer(queue_ms: float, prepare_ms: float, infer_ms: float) -> Embedded:
+    facts = BatchFacts(queue_ms=queue_ms, prepare_ms=prepare_ms, infer_ms=infer_ms)
+    return Embedded(vectors=np.zeros((1, 2), np.float32), tokens=[1], facts=facts)
+
+
+def batch(items: int, seconds: float, error: str | None = None) -> BatchReport:
+    return BatchReport("m", "r", items, 10, 16, "idle", seconds, error)
+
+
+def test_requests_and_batches_are_counted_where_their_time_went() -> None:
+    """Counts and nanoseconds, batches by size; failures apart, and departures not at all."""
+    counts = Counts()
+    counts.batched(batch(8, 0.5))
+    counts.batched(batch(2, 0.25))
+    counts.batched(batch(8, 0.5))
+    counts.batched(batch(4, 9.0, "backend"))
+    counts.inferred("m", "finish", 0.125)
+    counts.inferred("m", "other", 9.0)
+    counts.finished("m", "embed", "ok", 1.0, answer(250, 125, 500))
+    counts.finished("m", "embed", "ok", 2.0, answer(250, 125, 500))
+    counts.finished("m", "embed", "backend", 0.5, None)
+    counts.finished("m", "embed", "cancelled", 9.0, None)
+    stats = counts.of("m")
+    assert (stats.name, stats.inference_count, stats.execution_count) == ("m", 18, 3)
+    assert stats.inference_stats == InferenceStats(
+        success=Spent(count=2, ns=3_000_000_000),
+        fail=Spent(count=1, ns=500_000_000),
+        queue=Spent(count=2, ns=500_000_000),
+        compute_input=Spent(count=2, ns=250_000_000),
+        compute_infer=Spent(count=2, ns=1_000_000_000),
+        compute_output=Spent(count=1, ns=125_000_000),
+    )
+    assert stats.batch_stats == [
+        BatchStats(batch_size=2, compute_infer=Spent(count=1, ns=250_000_000)),
+        BatchStats(batch_size=8, compute_infer=Spent(count=2, ns=1_000_000_000)),
+    ]
+    assert abs(stats.last_inference / 1000 - time.time()) < 10
+
+
+def test_generation_counts_by_request() -> None:
+    """It has no batches: each one that ended well is one inference."""
+    counts = Counts()
+    counts.finished("m", "generate", "ok", 1.0, None)
+    stats = counts.of("m")
+    assert (stats.inference_count, stats.execution_count, stats.last_inference > 0) == (1, 0, True)
+    assert stats.inference_stats.success == Spent(count=1, ns=1_000_000_000)
+
+
+def test_a_model_that_did_nothing_has_zeros() -> None:
+    """Also one that was forgotten."""
+    counts = Counts()
+    assert counts.of("m") == ModelStats(name="m")
+    counts.batched(batch(1, 1.0))
+    counts.forget("m")
+    counts.forget("m")
+    assert counts.of("m") == ModelStats(name="m")
+
+
+def test_ever_new_names_do_not_add_up() -> None:
+    """The oldest makes way."""
+    counts = Counts()
+    for number in range(MAX_MODELS + 1):
+        counts.finished(f"m{number}", "embed", "backend", 1.0, None)
+    assert counts.of("m0") == ModelStats(name="m0")
+    assert counts.of(f"m{MAX_MODELS}").inference_stats.fail.count == 1
+    assert counts.of("m1").inference_stats.fail.count == 1
+
+
+def test_everything_is_passed_on() -> None:
+    """As it came."""
+    told: list[tuple[object, ...]] = []
+
+    class Told(Observer):
+        def refused(self, reason: str) -> None:
+            told.append(("refused", reason))
+
+        def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+            told.append(("accepted", model, task, items, traffic))
+
+        def queued(self, model: str, items: int, tokens: int) -> None:
+            told.append(("queued", model, items, tokens))
+
+        def batched(self, report: BatchReport) -> None:
+            told.append(("batched", report))
+
+        def inferred(self, model: str, stage: str, seconds: float) -> None:
+            told.append(("inferred", model, stage, seconds))
+
+        def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+            told.append(("finished", model, task, outcome, seconds, result))
+
+    counts = Counts(Told())
+    counts.refused("x")
+    counts.accepted("m", "embed", 3, "bulk")
+    counts.queued("m", 3, 30)
+    counts.batched(report := batch(3, 1.0))
+    counts.inferred("m", "finish", 0.5)
+    counts.finished("m", "embed", "cancelled", 2.0, None)
+    assert told == [
+        ("refused", "x"),
+        ("accepted", "m", "embed", 3, "bulk"),
+        ("queued", "m", 3, 30),
+        ("batched", report),
+        ("inferred", "m", "finish", 0.5),
+        ("finished", "m", "embed", "cancelled", 2.0, None),
+    ]
+
+
+class Own(Embedder):
+    """A runner whose backend counts; `fault` when it cannot be asked."""
+
+    fault: ShoalError | None = None
+
+    async def statistics(self) -> list[ModelStats]:
+        if self.fault is not None:
+            raise self.fault
+        return [ModelStats(name="theirs", version=version, execution_count=7) for version in ("1", "2")]
+
+
+async def test_the_gateway_asks_the_backend_and_else_counts_itself() -> None:
+    """One model or all of them; a backend that is away costs nobody the page."""
+    counts, registry = Counts(), Registry()
+    own = Own()
+    for name, runner in (("mine", Embedder()), ("theirs", own), ("loading", None)):
+        registry.add(model := Model(name))
+        if runner is not None:
+            model.loaded(runner)
+    gateway = Gateway(registry, counts)
+    assert isinstance(own, Statistics)
+    counts.finished("mine", "generate", "ok", 1.0, None)
+    counts.finished("theirs", "generate", "ok", 1.0, None)
+    every = await gateway.statistics()
+    assert [(each.name, each.version, each.execution_count) for each in every] == [
+        ("mine", "", 0),
+        ("theirs", "1", 7),
+        ("theirs", "2", 7),
+        ("loading", "", 0),
+    ]
+    assert await gateway.statistics("mine") == [counts.of("mine")]
+    own.fault = TransportFailed("triton is away")
+    assert await gateway.statistics("theirs") == [counts.of("theirs")]
+    with pytest.raises(ModelNotFound):
+        await gateway.statistics("nobody")

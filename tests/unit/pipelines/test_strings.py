@@ -1,0 +1,291 @@
+"""Texts for models that bring their own tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from shoal.core.protocols import Counted, EngineFacts, Prepared
+from shoal.errors import InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
+from shoal.pipelines.codec import TokenizerCodec
+from shoal.pipelines.strings import StringPipeline, StringSpec
+from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.types import Array, Embed, TextItem
+from tests.unit.pipelines import tiny_tokenizers
+
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+FACTS = EngineFacts(name="e", inputs=("text",), outputs=("embedding",), size_buckets=(16,), length_buckets=(64,))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = tiny_tokenizers.save(tiny_tokenizers.wordpiece(), tmp_path_factory.mktemp("strings"))
+    return TextTokenizer(folder, "tokenizer.json")
+
+
+def made(*, truncate: bool = True, normalize: bool | None = None, **fields: Any) -> StringPipeline:
+    tokenizer = fields.pop("tokenizer", None)
+    given: dict[str, Any] = {"dimension": 8, "prompts": PROMPTS}
+    spec = StringSpec(**(given | fields))
+    return StringPipeline(spec, truncate=truncate, normalize=normalize, tokenizer=tokenizer)
+
+
+def embed(**fields: Any) -> Embed:
+    return Embed(model="m", inputs=[], **fields)
+
+
+def one(pipeline: StringPipeline, item: TextItem, **fields: Any) -> Prepared:
+    prepared = pipeline.prepare([(embed(**fields), item)])[0]
+    assert isinstance(prepared, Prepared), prepared
+    return prepared
+
+
+def fault(pipeline: StringPipeline, item: TextItem, **fields: Any) -> ShoalError:
+    error = pipeline.prepare([(embed(**fields), item)])[0]
+    assert isinstance(error, ShoalError)
+    return error
+
+
+def text(prepared: Prepared) -> str:
+    (said,) = prepared.tensors["text"]
+    assert isinstance(said, str)
+    return said
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({}, "a fox"),
+            ({"prompt_name": "passage"}, "passage: a fox"),
+            ({"input_type": "query"}, "query: a fox"),
+            ({"input_type": "document"}, "passage: a fox"),
+        ],
+    )
+    def test_prompts_stand_before_a_text(self, fields: dict[str, Any], said: str) -> None:
+        """By the rules of every other model."""
+        assert text(one(made(), "a fox", **fields)) == said
+
+    def test_the_default_prompt(self) -> None:
+        """Taken when none is named."""
+        assert text(one(made(default_prompt_name="query"), "x")) == "query: x"
+
+    def test_batches_are_not_padded(self) -> None:
+        """Neither to buckets nor to each other; texts stay as they are, to the character."""
+        pipeline = made()
+        texts = ["", "a\x00b", "東京 🐟", " x " * 50]
+        batch = [one(pipeline, each) for each in texts]
+        tensors = pipeline.collate(batch, FACTS)
+        assert tensors["text"].dtype == object
+        assert tensors["text"].tolist() == texts
+
+    @pytest.mark.parametrize("ids", [[5, 6], []])
+    def test_token_ids_are_refused_with_the_next_step(self, ids: list[int]) -> None:
+        """Such a model has no use for them."""
+        error = fault(made(), ids)
+        assert isinstance(error, InvalidValue)
+        assert error.param == "input"
+        assert "send the text itself" in error.message
+        assert "`tokenizer`" in error.message
+
+    def test_half_a_surrogate_pair_fails_alone(self) -> None:
+        """UTF-8 has no bytes for it."""
+        answers = made().prepare([(embed(), "a"), (embed(), "b\ud800"), (embed(), "c")])
+        assert [isinstance(answer, InvalidValue) for answer in answers] == [False, True, False]
+        assert made().estimate("b\ud800") == 1
+
+    def test_estimates_count_bytes(self) -> None:
+        """A token for 3 bytes, at least one."""
+        pipeline = made()
+        estimates = [pipeline.estimate(each) for each in ("", "abc" * 5, "東" * 5, [1, 2, 3], [])]
+        assert estimates == [1, 5, 5, 3, 1]
+
+
+class TestCheck:
+    def test_fields_at_fault_are_named(self) -> None:
+        """Prompts, roles and dimensions as for every other model."""
+        for field, value in (("prompt_name", "nope"), ("input_type", "nope"), ("dimensions", 9), ("dimensions", 0)):
+            with pytest.raises(InvalidValue) as caught:
+                made().check(embed(**{field: value}))
+            assert caught.value.param == field
+
+    def test_a_bad_prompt_fails_its_items_too(self) -> None:
+        """Whoever does not check first gets the same error."""
+        assert isinstance(fault(made(), "x", prompt_name="nope"), InvalidValue)
+
+    def test_raw_vectors_of_a_model_that_normalises(self) -> None:
+        """There are none, whatever the operator set."""
+        made().check(embed(normalize=False))
+        for setting in (None, False):
+            with pytest.raises(Unsupported, match="leave normalize out"):
+                made(normalized=True, normalize=setting).check(embed(normalize=False))
+
+    def test_what_only_the_model_knows_cannot_be_asked(self, tokenizer: TextTokenizer) -> None:
+        """Whether and where it cuts: told by a tokenizer with a limit, or done by NIM."""
+        for fields in ({"truncate": False}, {"truncation_direction": "left"}):
+            for pipeline in (made(), made(max_tokens=16), made(tokenizer=tokenizer)):
+                with pytest.raises(Unsupported) as caught:
+                    pipeline.check(embed(**fields))
+                assert caught.value.param == next(iter(fields))
+            made(tokenizer=tokenizer, max_tokens=16).check(embed(**fields))
+            made(nim=True).check(embed(**fields))
+        made().check(embed(truncate=True))
+
+
+class TestVectors:
+    ROWS: Array = np.random.default_rng(3).normal(size=(2, 8)).astype(np.float32)
+
+    def finished(self, pipeline: StringPipeline, rows: Array = ROWS, **fields: Any) -> list[Array]:
+        batch = [one(pipeline, each, **fields) for each in ("a", "b")]
+        answers = pipeline.finish({"embedding": rows}, batch)
+        assert all(isinstance(answer, np.ndarray) for answer in answers)
+        return [answer for answer in answers if isinstance(answer, np.ndarray)]
+
+    @pytest.mark.parametrize("setting", [None, True])
+    def test_unit_vectors_unless_asked_otherwise(self, setting: bool | None) -> None:
+        """Cut before they are normalised."""
+        for dimensions in (None, 3):
+            for row in self.finished(made(normalize=setting), dimensions=dimensions):
+                assert np.linalg.norm(row) == pytest.approx(1.0)
+        np.testing.assert_array_equal(self.finished(made(normalize=setting), normalize=False), self.ROWS)
+
+    def test_a_model_whose_rows_stay_as_they_are(self) -> None:
+        """The operator's word is stronger than a request's default; cutting is still cutting."""
+        np.testing.assert_array_equal(self.finished(made(normalize=False)), self.ROWS)
+        np.testing.assert_array_equal(self.finished(made(normalize=False), dimensions=3), self.ROWS[:, :3])
+
+    def test_an_axis_in_between_is_no_matter(self) -> None:
+        """[n, 1, d] and half precision are [n, d] in float32."""
+        rows = self.finished(made(), self.ROWS[:, None, :].astype(np.float16), normalize=False)
+        np.testing.assert_array_equal(rows, self.ROWS.astype(np.float16).astype(np.float32))
+        assert rows[0].dtype == np.float32
+
+    def test_no_finite_answer_fails_alone(self) -> None:
+        """Also where tokens come with it."""
+        pipeline = made(token_count="token_count")
+        rows = self.ROWS.copy()
+        rows[0, 0] = np.nan
+        outputs: dict[str, Array] = {"embedding": rows, "token_count": np.array([[3], [4]], np.int32)}
+        first, second = pipeline.finish(outputs, [one(pipeline, "a"), one(pipeline, "b")])
+        assert isinstance(first, NotFinite)
+        assert isinstance(second, Counted)
+        assert second.tokens == 4
+
+
+class TestUsage:
+    def test_estimated_where_nobody_counts(self) -> None:
+        """A token for 4 bytes, at least one."""
+        assert [one(made(), each).tokens for each in ("", "a" * 40, "東" * 40)] == [1, 10, 30]
+
+    def test_counted_with_a_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Prompt and special tokens included; the model's own count is not asked for then."""
+        pipeline = made(tokenizer=tokenizer, token_count="token_count")
+        prepared = one(pipeline, "the fox", prompt_name="query")
+        assert prepared.tokens == prepared.cost == len(tokenizer.encode(["query: the fox"])[0])
+        assert prepared.outputs == ("embedding",)
+        assert not prepared.truncated
+        rows = pipeline.finish({"embedding": np.ones((1, 8), np.float32)}, [prepared])
+        assert isinstance(rows[0], np.ndarray)
+
+    def test_reported_by_the_model(self) -> None:
+        """Its count takes the place of the estimate."""
+        pipeline = made(token_count="token_count")
+        batch = [one(pipeline, each) for each in ("a", "b")]
+        assert batch[0].outputs == ("embedding", "token_count")
+        outputs: dict[str, Array] = {"embedding": np.ones((3, 8)), "token_count": np.array([7, 9, 0])}
+        answers = pipeline.finish(outputs, batch)
+        assert [answer.tokens for answer in answers if isinstance(answer, Counted)] == [7, 9]
+
+    def test_no_more_than_the_model_reads(self, tokenizer: TextTokenizer) -> None:
+        """A text over its limit is said to be cut, and counts as what is left."""
+        pipeline = made(tokenizer=tokenizer, max_tokens=16)
+        prepared = one(pipeline, "fox " * 1000)
+        assert (prepared.tokens, prepared.cost, prepared.truncated) == (16, 16, True)
+        assert text(prepared) == "fox " * 1000
+        assert pipeline.estimate("fox " * 1000) == 16
+
+    def test_what_may_not_be_cut_is_refused(self, tokenizer: TextTokenizer) -> None:
+        """By request or by setting; and nobody cuts at the left here."""
+        pipeline = made(tokenizer=tokenizer, max_tokens=16)
+        error = fault(pipeline, "fox " * 20, truncate=False)
+        assert isinstance(error, TooLong)
+        assert "22 tokens" in error.message
+        strict = made(tokenizer=tokenizer, max_tokens=16, truncate=False)
+        assert "at least" in fault(strict, "fox " * 1000).message
+        assert isinstance(fault(pipeline, "fox " * 20, truncation_direction="left"), Unsupported)
+        assert one(strict, "fox", truncation_direction="left").tokens == 3
+
+    def test_a_text_that_the_tokenizer_cannot_read_is_estimated(self, tmp_path: Path) -> None:
+        """Counting is no reason to refuse it; the others are counted."""
+        raw = Tokenizer(models.WordLevel({"fox": 0, "a": 1}, unk_token="[UNK]"))
+        raw.pre_tokenizer = pre_tokenizers.Whitespace()
+        raw.save(str(tmp_path / "tokenizer.json"))
+        pipeline = made(tokenizer=TextTokenizer(tmp_path, "tokenizer.json"))
+        answers = pipeline.prepare([(embed(), each) for each in ("fox a fox", "unheard of words", "a")])
+        assert [answer.tokens for answer in answers if isinstance(answer, Prepared)] == [3, 4, 1]
+
+
+class TestNim:
+    @pytest.mark.parametrize(
+        ("fields", "params"),
+        [
+            ({}, {"truncate": "END"}),
+            ({"truncate": False}, {"truncate": "NONE"}),
+            ({"truncation_direction": "left"}, {"truncate": "START"}),
+            ({"input_type": "document"}, {"input_type": "passage", "truncate": "END"}),
+            ({"input_type": "query", "dimensions": 3}, {"input_type": "query", "truncate": "END", "dimensions": 3}),
+            ({"dimensions": 8}, {"truncate": "END"}),
+        ],
+    )
+    def test_options_travel_as_parameters(self, fields: dict[str, Any], params: dict[str, Any]) -> None:
+        """The model does what they say; no prompt is put before a text for a role."""
+        pipeline = made(nim=True)
+        pipeline.check(embed(**fields))
+        prepared = one(pipeline, "a", **fields)
+        assert prepared.params == params
+        assert text(prepared) == "a"
+
+    def test_options_part_batches(self) -> None:
+        """Parameters are the call's: items with others may not share it, nor an answer."""
+        pipeline = made(nim=True)
+        plain, query = one(pipeline, "a"), one(pipeline, "a", input_type="query")
+        assert plain.group != query.group
+        assert plain.key != query.key
+        assert plain.group == one(pipeline, "b").group
+
+    def test_without_nim_all_share(self) -> None:
+        """Nothing but texts reaches the model."""
+        plain, query = one(made(), "a"), one(made(), "a", input_type="query", dimensions=3)
+        assert plain.group == query.group
+        assert plain.params == query.params == {}
+
+    def test_the_setting_decides_where_a_request_does_not(self) -> None:
+        """`truncate` false: the model refuses what is too long."""
+        assert one(made(nim=True, truncate=False), "a").params == {"truncate": "NONE"}
+
+    def test_unknown_roles_are_refused(self) -> None:
+        """The model knows no more of them than others."""
+        with pytest.raises(InvalidValue, match="clustering"):
+            made(nim=True).check(embed(input_type="clustering"))
+
+    def test_a_prompt_by_name_is_put_before_the_text(self) -> None:
+        """It was asked for in so many words."""
+        assert text(one(made(nim=True), "a", prompt_name="query", input_type="query")) == "query: a"
+
+    def test_vectors_cut_by_the_model_stay_whole(self) -> None:
+        """It gives what was asked for already."""
+        pipeline = made(nim=True)
+        row = pipeline.finish({"embedding": np.ones((1, 3), np.float32)}, [one(pipeline, "a", dimensions=3)])[0]
+        assert isinstance(row, np.ndarray)
+        assert row.shape == (3,)
+
+
+async def test_the_tokenizer_can_be_shown(tokenizer: TextTokenizer) -> None:
+    """With the model's prompts before the texts."""
+    codec = TokenizerCodec(tokenizer, StringSpec(dimension=8, prompts=PROMPTS))
+    (tokens,) = await codec.tokenize(["fox"], add_special_tokens=True, prompt_name="query")
+    assert [token.text for token in tokens] == ["[CLS]", "query", ":", "fox", "[SEP]"]

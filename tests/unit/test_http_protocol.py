@@ -1,0 +1,375 @@
+"""One connection: offers to upgrade are passed over, and nobody waits without end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.server import ServerState
+
+from shoal.http_protocol import HEAD_S, LOOK_S, LOOKS, Connection
+
+OFFER = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUA\r\n"
+)
+GET = b"GET /first HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+class Timer(NamedTuple):
+    at: float
+    callback: Callable[..., None]
+    args: tuple[Any, ...]
+
+    def cancel(self) -> None:
+        if self in Clock.now.timers:
+            Clock.now.timers.remove(self)
+
+
+class Clock:
+    """Stands in for the loop's time; tasks are the real loop's."""
+
+    now: Clock
+
+    def __init__(self) -> None:
+        Clock.now = self
+        self.time = 0.0
+        self.timers: list[Timer] = []
+
+    def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Timer:
+        timer = Timer(self.time + delay, callback, args)
+        self.timers.append(timer)
+        return timer
+
+    def create_task(self, work: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(work, **options)
+
+    def go_on(self, seconds: float) -> None:
+        end = self.time + seconds
+        while due := [timer for timer in self.timers if timer.at <= end]:
+            first = min(due, key=lambda timer: timer.at)
+            self.timers.remove(first)
+            self.time = first.at
+            first.callback(*first.args)
+        self.time = end
+
+
+class Wire:
+    """The transport. `takes` False: the client reads nothing, so that all that is written waits."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.waiting = 0
+        self.takes = True
+        self.closed = False
+        self.aborted = False
+        self.socket: socket.socket | None = None
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+        if not self.takes:
+            self.waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def is_aborted(self) -> bool:
+        return self.aborted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        return self.socket if name == "socket" else None
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Client:
+    """One connection to an application that keeps what it was asked, and answers when `answering` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, bytes]] = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.reads_bodies = True
+        self.clock, self.wire = Clock(), Wire()
+        state = ServerState()
+        config = uvicorn.Config(self, http=Connection, timeout_keep_alive=75, access_log=False)
+        self.connection = Connection(config, state, {}, self.clock)  # type: ignore[arg-type]
+        self.tasks = state.tasks
+        self.connection.connection_made(self.wire)  # type: ignore[arg-type]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", self.reads_bodies
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.asked.append((scope["method"], scope["path"], body))
+        await self.answering.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.connection.data_received(piece)
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Let the loop do all that it can do now."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @property
+    def answers(self) -> int:
+        return self.wire.sent.count(b"HTTP/1.1 200")
+
+    async def leave(self) -> None:
+        if self.connection.parser is not None:
+            self.connection.connection_lost(None)
+        self.answering.set()
+        await asyncio.gather(*self.tasks)
+
+
+@pytest.fixture
+async def client() -> Any:
+    made = Client()
+    yield made
+    await made.leave()
+
+
+def post(path: str, body: bytes, *, offer: bool, chunks: bool = False) -> bytes:
+    head = b"POST %s HTTP/1.1\r\nHost: a\r\n" % path.encode() + (OFFER if offer else b"")
+    if not chunks:
+        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    cut = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + cut + b"0\r\n\r\n"
+
+
+def split(whole: bytes, places: list[int]) -> Iterator[bytes]:
+    cuts = sorted({place % len(whole) for place in places} | {0, len(whole)})
+    return (whole[start:end] for start, end in pairwise(cuts))
+
+
+class TestOffers:
+    @settings(deadline=None)  # the first example pays for what uvicorn imports when it is first used
+    @given(
+        requests=st.lists(st.tuples(st.binary(max_size=6), st.booleans(), st.booleans()), min_size=1, max_size=4),
+        places=st.lists(st.integers(0, 10_000), max_size=12),
+    )
+    async def test_bodies_are_read_however_they_come(
+        self, requests: list[tuple[bytes, bool, bool]], places: list[int]
+    ) -> None:
+        """With an offer or without, in one piece or chunked, pipelined and cut anywhere into packets."""
+        client = Client()
+        whole = b"".join(
+            post(f"/{number}", body, offer=offer, chunks=chunks)
+            for number, (body, offer, chunks) in enumerate(requests)
+        )
+        await client.send(*split(whole, places))
+        assert client.asked == [("POST", f"/{number}", body) for number, (body, _, _) in enumerate(requests)]
+        assert client.answers == len(requests)
+        await client.leave()
+
+    async def test_offers_without_a_body_are_plain_requests(self, client: Client) -> None:
+        """A websocket is answered as what it is under HTTP; the connection goes on."""
+        await client.send(b"GET /a HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", GET)
+        assert client.asked == [("GET", "/a", b""), ("GET", "/first", b"")]
+        assert not client.wire.is_closing()
+
+    async def test_the_last_request_of_a_connection_stays_the_last(self, client: Client) -> None:
+        """`close` beside the offer is heeded."""
+        await client.send(
+            b"POST /a HTTP/1.1\r\nconnection: close, upgrade\r\nupgrade: h2c\r\ncontent-length: 1\r\n\r\nx"
+        )
+        assert client.asked == [("POST", "/a", b"x")]
+        assert client.wire.is_closing()
+
+    async def test_the_body_is_asked_for_where_it_waits_to_be(self, client: Client) -> None:
+        """`Expect: 100-continue`, as curl sends it with large bodies, beside an offer."""
+        head = b"POST /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n" + OFFER + b"\r\n"
+        await client.send(head)
+        assert client.wire.sent.startswith(b"HTTP/1.1 100")
+        await client.send(b"xy")
+        assert client.asked == [("POST", "/a", b"xy")]
+
+    async def test_a_tunnel_ends_the_connection(self, client: Client) -> None:
+        """CONNECT is answered like any method; the bytes after it are nobody's request."""
+        await client.send(b"CONNECT /a HTTP/1.1\r\nhost: a\r\n\r\n" + GET)
+        assert client.asked == [("CONNECT", "/a", b"")]
+        assert client.answers == 1
+        assert client.wire.is_closing()
+
+    async def test_what_is_no_http_is_refused(self, client: Client) -> None:
+        """400 and the end, also after an offer."""
+        await client.send(post("/a", b"x", offer=True) + b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b"HTTP/1.1 400" in client.wire.sent
+        assert client.wire.is_closing()
+
+
+class TestHeads:
+    async def test_a_silent_connection_is_closed_without_a_word(self, client: Client) -> None:
+        """Browsers open some in advance: they expect no answer to nothing."""
+        client.clock.go_on(HEAD_S - 1)
+        assert not client.wire.is_closing()
+        client.clock.go_on(1)
+        assert client.wire.is_closing()
+        assert client.wire.sent == b""
+
+    async def test_a_head_that_trickles_is_late(self, client: Client) -> None:
+        """Bytes that go on coming gain no time; the answer says what was wrong."""
+        for byte in b"GET / HTTP":
+            client.connection.data_received(bytes([byte]))
+            client.clock.go_on(HEAD_S / 10)
+        assert client.wire.is_closing()
+        head, _, body = client.wire.sent.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert b"content-length: %d" % len(body) in head
+
+    async def test_a_body_is_no_head(self, client: Client) -> None:
+        """Once the head is there, the time of the body is the application's to bound."""
+        await client.send(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nx")
+        client.clock.go_on(1000)
+        assert not client.wire.is_closing()
+
+    async def test_a_pause_between_requests_is_longer(self, client: Client) -> None:
+        """Connections are kept for the time that uvicorn is told, from the answer on."""
+        await client.send(GET)
+        client.clock.go_on(4)
+        await client.send(GET)
+        client.clock.go_on(client.connection.timeout_keep_alive - 1)
+        assert not client.wire.is_closing()
+        client.clock.go_on(1)
+        assert client.wire.is_closing()
+        assert client.answers == 2
+
+    @pytest.mark.parametrize(("piece", "told"), [(b"GET / HT", True), (b"\r\n", False)])
+    async def test_later_heads_have_the_same_time(self, client: Client, piece: bytes, told: bool) -> None:
+        """Also where it is only blank lines that come, which belong to no head."""
+        await client.send(GET, piece)
+        client.clock.go_on(HEAD_S)
+        assert client.wire.is_closing()
+        assert (b"HTTP/1.1 408" in client.wire.sent) is told
+
+    async def test_a_head_behind_a_slow_answer_has_time(self, client: Client) -> None:
+        """While the server makes the client wait, nothing is counted; the time begins with the answer."""
+        client.answering.clear()
+        await client.send(GET + b"GET /second HT")
+        client.clock.go_on(1000)
+        assert not client.wire.is_closing()
+        client.answering.set()
+        await client.turn()
+        client.clock.go_on(HEAD_S - 1)
+        assert not client.wire.is_closing()
+        await client.send(b"TP/1.1\r\n\r\n")
+        assert [path for _, path, _ in client.asked] == ["/first", "/second"]
+        await client.send(b"GET /third HT")
+        client.clock.go_on(HEAD_S)
+        assert b"HTTP/1.1 408" in client.wire.sent
+
+    async def test_what_follows_an_early_answer_cannot_trickle(self, client: Client) -> None:
+        """A body that nobody reads any more has the time of a head; its end begins a pause like any other."""
+        client.reads_bodies = False
+        await client.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n", b"x", b"yz")
+        client.clock.go_on(HEAD_S)
+        assert not client.wire.is_closing()
+        await client.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n", b"x")
+        client.clock.go_on(HEAD_S)
+        assert client.wire.is_closing()
+        assert b"408" not in client.wire.sent
+
+    async def test_a_late_head_on_a_closing_connection_is_left_alone(self, client: Client) -> None:
+        """Nothing is written after the end."""
+        await client.send(b"GET / HT")
+        client.wire.close()
+        client.clock.go_on(HEAD_S)
+        assert client.wire.sent == b""
+
+
+class TestUnread:
+    async def test_an_answer_that_nobody_reads_is_dropped(self, client: Client) -> None:
+        """After so many looks without progress, however often others look."""
+        client.wire.takes = False
+        await client.send(GET)
+        client.clock.go_on(LOOK_S * LOOKS - 1)
+        assert not client.wire.is_aborted()
+        client.clock.go_on(1)
+        assert client.wire.is_aborted()
+
+    async def test_a_slow_reader_is_served(self, client: Client) -> None:
+        """A byte between two looks is progress; when all is taken, nobody looks any more."""
+        client.wire.takes = False
+        await client.send(GET)
+        for _ in range(client.wire.waiting - 1):
+            client.clock.go_on(LOOK_S)
+            client.wire.waiting -= 1
+        client.wire.closed = True  # by the pause that was too long; what is left is still sent
+        assert not client.wire.is_aborted()
+        client.wire.waiting = 0
+        client.clock.go_on(LOOK_S)
+        assert client.clock.timers == []
+
+    async def test_what_the_system_keeps_is_waited_for(self, client: Client) -> None:
+        """A slow reader takes from there, long before there is room for more."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for _ in range(50):
+                ours.send(bytes(1000))
+            client.wire.takes = False
+            await client.send(GET)
+            client.wire.socket = ours
+            for _ in range(40):
+                client.clock.go_on(LOOK_S)
+                theirs.recv(1000)
+            assert not client.wire.is_aborted()
+            client.clock.go_on(LOOK_S * (LOOKS + 1))
+            assert client.wire.is_aborted()
+
+    async def test_a_stream_that_is_taken_in_gulps_is_served(self, client: Client) -> None:
+        """Room that was made between two looks is progress, however much waits again when one comes."""
+        client.wire.takes = False
+        client.answering.clear()
+        await client.send(GET)
+        for _ in range(LOOKS * 3):
+            client.wire.waiting = 100_000
+            client.connection.pause_writing()
+            client.clock.go_on(LOOK_S / 2)
+            client.connection.resume_writing()
+            client.clock.go_on(LOOK_S / 2)
+        assert not client.wire.is_aborted()
+        client.connection.pause_writing()
+        client.clock.go_on(LOOK_S * (LOOKS + 1))
+        assert client.wire.is_aborted()
+
+    async def test_a_refusal_that_nobody_reads_is_dropped(self, client: Client) -> None:
+        """Closing waits for what is written, and so without end for one who does not read."""
+        client.wire.takes = False
+        await client.send(b"nonsense\r\n\r\n")
+        assert client.wire.is_closing()
+        client.clock.go_on(LOOK_S * LOOKS)
+        assert client.wire.is_aborted()
+
+    async def test_nothing_is_left_of_a_connection_that_is_gone(self, client: Client) -> None:
+        """Neither timer outlives it."""
+        client.wire.takes = False
+        await client.send(GET, b"GET / HT")
+        assert len(client.clock.timers) == 2
+        client.connection.connection_lost(None)
+        assert client.clock.timers == []
