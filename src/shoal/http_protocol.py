@@ -22,15 +22,13 @@ from uvicorn.server import ServerState
 
 HEAD_S = 10.0
 """From the connection, or from the first byte of a later request, to the end of its head."""
+HEAD_BYTES = 65_536
+"""So much of a head may come after its first packet; nothing else bounds it."""
 LOOK_S = 10.0
 LOOKS = 3
 """A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
 
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
-_LATE = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 44\r\nconnection: close\r\n\r\n"
-    b"The request's headers did not come in time.\n"
-)
 
 
 class _At(Enum):
@@ -55,6 +53,8 @@ class Connection(HttpToolsProtocol):
         self._at = _At.BETWEEN
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
+        self._head_new = False
+        self._head_size = 0
         self._writes = 0  # how often something was written, or room was made for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -79,6 +79,12 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             self._written()
             return
+        if self._at is _At.HEAD:
+            self._head_size = 0 if self._head_new else self._head_size + len(data)
+            self._head_new = False
+            if self._head_size > HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", b"The request's headers are too large.\n")
+                return
         if not self._answered():
             self._head_came()
         elif before is _At.BODY and self._at is _At.BETWEEN:
@@ -120,6 +126,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._at = _At.HEAD
+        self._head_new = True  # the packet that it begins in may hold much else
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -165,8 +172,14 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._at is _At.HEAD:
-            self.transport.write(_LATE)
-        # A connection without a request is closed without a word: browsers open some in advance.
+            self._refuse(b"408 Request Timeout", b"The request's headers did not come in time.\n")
+        else:
+            # Without a request there is nothing to answer: browsers open connections in advance.
+            self.transport.close()
+
+    def _refuse(self, status: bytes, reason: bytes) -> None:
+        head = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(reason)) + reason)
         self.transport.close()
         self._written()
 

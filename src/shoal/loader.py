@@ -22,7 +22,7 @@ from shoal.core.planner import Limits
 from shoal.core.protocols import Engine, ModelFacts, Observer, Pipeline, Runner
 from shoal.core.routing import ByTask
 from shoal.core.threads import Threads
-from shoal.errors import AddressError, ConfigError, InvalidValue
+from shoal.errors import AddressError, ConfigError, DeadlineExceeded, InvalidValue, TransportFailed
 from shoal.models.address import LOCAL_SCHEMES, TRITON_SCHEMES, Address, Served, check_name, parse_address, parse_served
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
@@ -97,6 +97,8 @@ class ModelLoader:
                     f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
                 )
         name = served.name or served.addresses[0].id
+        if not name:
+            raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}#MODEL,...")
         plan = self._plan(name, _Payload(served), LoadOptions())
         if plan.backend == "triton":
             plan = replace(plan, timeout_s=0.0)  # it is served when its server comes
@@ -114,6 +116,8 @@ class ModelLoader:
         plan = self._plan(known.name if known else payload.served.name, payload, options)
         if known is not None and plan.backend == known.backend:
             plan = replace(plan, timeout_s=known.timeout_s)
+        if options.backend not in ("", plan.backend):
+            raise InvalidValue(f"{plan.source} runs on {plan.backend} alone: leave the backend out", param="backend")
         if plan.backend == "triton" and self.host is None and payload.served.addresses[0].local:
             raise InvalidValue(
                 "there is no Triton to load into: start Shoal with --triton or --triton-url", param="backend"
@@ -122,7 +126,7 @@ class ModelLoader:
 
     async def fetch(self, plan: Plan, report: Report) -> Fetched:
         address = self._served(plan).addresses[0]
-        if not address.local:
+        if not address.local or await self._without_files(plan):
             return Fetched(changed=False)
         began = int(time.time())
         stored = await self._prepare(plan, await self._source(plan), report)
@@ -188,8 +192,6 @@ class ModelLoader:
             backend = options.backend or self._backend(settings)
         elif scheme in TRITON_SCHEMES:
             backend = "triton"
-        elif options.backend:
-            backend = options.backend if options.backend == scheme else scheme
         aliases = set(table.aliases)
         if [str(address) for address in served.addresses] == [DEFAULT_MODEL] and name == served.addresses[0].id:
             aliases.update(DEFAULT_ALIASES)
@@ -274,14 +276,10 @@ class ModelLoader:
             raise ConfigError(NO_TRITON)
         await host.reached(report)
         stored: Stored | None = None
-        assert isinstance(plan.payload, _Payload)
-        if not (plan.payload.bare and await host.foreign(plan.name)):
-            source = await self._source(plan)
-            in_store = await asyncio.to_thread(self._store.find, source)
-            if in_store is not None or not await host.usable(plan.name, source):
-                stored = await self._prepare(plan, source, report)
-                report("writing the model into Triton's repository")
-                await host.publish(plan.name, stored, settings, text_in=plan.options.text_in)
+        if not await self._in_triton(plan, host):
+            stored = await self._prepare(plan, await self._source(plan), report)
+            report("writing the model into Triton's repository")
+            await host.publish(plan.name, stored, settings, text_in=plan.options.text_in)
         report("waiting for Triton to load the model")
         target = await host.target(plan.name, self._table(plan.name), settings)
         wanted = Wanted(
@@ -293,6 +291,26 @@ class ModelLoader:
             stored=stored,
         )
         return await self._open_wanted(wanted, report)
+
+    async def _in_triton(self, plan: Plan, host: TritonHost) -> bool:
+        """Whether the model is in Triton's repository, to be used as it is: one that Shoal did not make, under a bare
+        name, or one that another Shoal made of files which are not here."""
+        assert isinstance(plan.payload, _Payload)
+        if plan.payload.bare and await host.foreign(plan.name):
+            return True
+        source = await self._source(plan)
+        if await asyncio.to_thread(self._store.find, source) is not None:
+            return False
+        return await host.usable(plan.name, source)
+
+    async def _without_files(self, plan: Plan) -> bool:
+        """Whether a load needs no files here. A server that is away has nothing to offer, as far as is known."""
+        if plan.backend != "triton" or self.host is None:
+            return False
+        try:
+            return await self._in_triton(plan, self.host)
+        except (TransportFailed, DeadlineExceeded):
+            return False
 
     async def _open_wanted(self, wanted: Wanted, report: Report) -> Runner:
         def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:

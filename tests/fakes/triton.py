@@ -33,7 +33,6 @@ Answer = Callable[[pb.ModelInferRequest], Any]
 them. It raises Refused for an error of the model."""
 
 DATATYPES = {pb.TYPE_STRING: "BYTES"}
-RESERVED = ("headers", "binary_data_output")
 
 
 class Refused(Exception):
@@ -51,8 +50,9 @@ def empty(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 @dataclass
 class FakeModel:
     """`loaded` is its state at start; `pushed` marks one that came by file push. `load_error`: why a load fails, as the
-    index tells it. `loading`: a load answers before it is done, and the test sets the state. `unloading`: looks at the
-    index until an unload is done. `platform` is what its metadata says.
+    index tells it. `loading`: a load answers before it is done, and the test sets the state. `broken`: its
+    process has died; it is READY, and fails until it is loaded again. `unloading`: looks at the index until an unload
+    is done. `platform` is what its metadata says.
     """
 
     name: str
@@ -63,6 +63,7 @@ class FakeModel:
     platform: str = ""
     load_error: str = ""
     loading: bool = False
+    broken: bool = False
     unloading: int = 2
     pushed: bool = False
     state: str = ""
@@ -239,9 +240,10 @@ class FakeTriton:
 
     async def watch(self) -> AsyncIterator[pb.HealthCheckResponse]:
         while True:
+            told = self.ready
             yield self._status()
-            async with self._health:
-                await self._health.wait()
+            async with self._health:  # it may have changed while the answer was sent
+                await self._health.wait_for(lambda told=told: self.ready != told)  # type: ignore[misc]
 
     def _status(self) -> pb.HealthCheckResponse:
         kind = pb.HealthCheckResponse
@@ -257,13 +259,16 @@ class FakeTriton:
         return model
 
     def _check(self, model: FakeModel, request: pb.ModelInferRequest) -> None:
+        if model.broken:
+            raise Refused(f"Stub process '{model.name}_0' is not healthy.")
+
         def refuse(message: str) -> NoReturn:
             prefix = f"[request id: {request.id}] " if request.id else ""
             raise Refused(prefix + message, Code.INVALID_ARGUMENT, accepted=False)
 
         for name in request.parameters:
-            if name in RESERVED or (name.startswith("triton_") and name != EMPTY_FINAL):
-                refuse(f"parameter keys starting with 'triton_' are reserved for Triton usage; key '{name}' is refused")
+            if name.startswith("triton_") and name != EMPTY_FINAL:
+                refuse(f"parameter keys starting with 'triton_' are reserved for Triton usage, not '{name}'")
         typed = [tensor for tensor in request.inputs if tensor.HasField("contents")]
         if typed and request.raw_input_contents:
             refuse("contents field must not be specified when using raw_input_contents")
@@ -306,7 +311,9 @@ class FakeTriton:
         return answer
 
     def _statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        models = [self._found(request.name)] if request.name else list(self.models.values())
+        if request.name and request.name not in self.models:
+            raise Refused(f"requested model '{request.name}' is not available", Code.INVALID_ARGUMENT)
+        models = [self.models[request.name]] if request.name else list(self.models.values())
         stats = (model.statistics or pb.ModelStatistics(name=model.name, version=model.version) for model in models)
         return pb.ModelStatisticsResponse(model_stats=stats)
 
@@ -343,7 +350,9 @@ class FakeTriton:
             model.config.max_batch_size = limit
         if model.load_error:
             model.state, model.reason = "UNAVAILABLE", model.load_error
+            self.ready = False  # and all the other models serve
             raise Refused(f"failed to load '{name}', no version is available")
+        model.broken = False
         model.state, model.reason = "LOADING" if model.loading else "READY", ""
         return pb.RepositoryModelLoadResponse()
 

@@ -147,6 +147,24 @@ def test_the_banner_is_logged_where_there_is_no_terminal(shoal_server: ShoalServ
     assert "auth: off, only this machine can connect" in messages
 
 
+def test_an_offer_of_http2_costs_no_body(shoal_server: ShoalServer) -> None:
+    """Java's HttpClient and `curl --http2` put one on every POST over plain HTTP; the connection goes on."""
+    server = shoal_server(["fake:"])
+    body = json.dumps(BODY).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head + offer + b"\r\n" + body[:5])
+        time.sleep(0.1)
+        connection.sendall(body[5:] + head + b"\r\n" + body)
+        with connection.makefile("rb") as stream:
+            for _ in range(2):
+                lines = [*iter(stream.readline, b"\r\n")]
+                assert lines[0].startswith(b"HTTP/1.1 200"), lines
+                length = next(int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length"))
+                embedding((200, {}, stream.read(length)))
+
+
 def test_any_asgi_server_can_run_it(processes: Processes) -> None:
     """`uvicorn shoal.asgi:app` reads SHOAL_ variables, becomes ready, answers, and ends cleanly."""
     with socket.create_server(("127.0.0.1", 0)) as holder:

@@ -177,7 +177,7 @@ async def test_other_names_of_fields(key: str, dimensions: str) -> None:
         (
             "/infer_text",
             {"model_name": MODEL, "text": ["a"] * 2049},
-            "2049 texts are over the limit of 2048; split the request.",
+            "`text` holds more than the 2048 texts that one request may; split it.",
         ),
     ],
 )

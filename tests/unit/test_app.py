@@ -61,8 +61,18 @@ async def vector(app: App, model: str, text: str) -> Any:
     return answer.vectors[0]
 
 
-def opening(monkeypatch: pytest.MonkeyPatch, open_: Callable[..., Awaitable[Any]]) -> None:
-    """Stand in for the loading of local models."""
+async def at_hand(*args: Any) -> Any:
+    """Files that need not be fetched."""
+    return SimpleNamespace(manifest=SimpleNamespace(created=0, size=0))
+
+
+def opening(
+    monkeypatch: pytest.MonkeyPatch,
+    open_: Callable[..., Awaitable[Any]],
+    prepared: Callable[..., Awaitable[Any]] = at_hand,
+) -> None:
+    """Stand in for what a local model goes through: its files, then its engines."""
+    monkeypatch.setattr(shoal.local, "prepared", prepared)
     monkeypatch.setattr(shoal.local, "open_local", open_)
 
 
@@ -102,9 +112,14 @@ async def test_a_bug_while_loading_is_that_models_failure(loaded: Loaded, monkey
     """What nobody foresaw becomes its state, named; errors meant for the operator keep their words."""
 
     async def broken(name: str, *args: Any) -> Any:
-        raise ZeroDivisionError("by hand") if name == "slow" else SourceError("the hub is away")
+        raise ZeroDivisionError("by hand")
 
-    opening(monkeypatch, broken)
+    async def prepared(address: Address, *args: Any) -> Any:
+        if address.target == "org/gone":
+            raise SourceError("the hub is away")
+        return await at_hand()
+
+    opening(monkeypatch, broken, prepared)
     async with opened(loaded, LOCAL, "gone=hf:org/gone", "good=fake:") as app:
         assert states(app) == {"slow": "failed", "gone": "failed", "good": "ready"}
         assert "by hand" in str(app.gateway.model("slow").error)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from shoal.http_protocol import HEAD_S, LOOK_S, LOOKS, Connection
+from shoal.http_protocol import HEAD_BYTES, HEAD_S, LOOK_S, LOOKS, Connection
 
 OFFER = (
     b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUA\r\n"
@@ -242,6 +242,17 @@ class TestHeads:
         head, _, body = client.wire.sent.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
         assert b"content-length: %d" % len(body) in head
+
+    async def test_heads_are_bounded(self, client: Client) -> None:
+        """What a pause or a body brings does not count; a head that goes on and on is refused."""
+        large = post("/a", bytes(3 * HEAD_BYTES), offer=False)
+        await client.send(large + b"GET /b HT", b"TP/1.1\r\nx: ", b"y" * (HEAD_BYTES - 100), b"\r\n\r\n")
+        assert [path for _, path, _ in client.asked] == ["/a", "/b"]
+        await client.send(b"GET /c HTTP/1.1\r\n", b"x: " + b"y" * (HEAD_BYTES - 3))
+        assert not client.wire.is_closing()
+        await client.send(b"y")
+        assert client.wire.is_closing()
+        assert client.wire.sent.endswith(b"headers are too large.\n")
 
     async def test_a_body_is_no_head(self, client: Client) -> None:
         """Once the head is there, the time of the body is the application's to bound."""

@@ -34,7 +34,11 @@ _Wishes: TypeAlias = dict[str, Any]
 @with_settings("Engine", "Model files")
 def embed(
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; none reads standard input, one text a line.")
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="Texts, none of them empty; none at all reads UTF-8 from standard input, one text a line.",
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
@@ -49,10 +53,13 @@ def embed(
     *,
     loaded: Loaded,
 ) -> None:
-    """Turn texts into vectors; prints a JSON array with one vector a text."""
+    """Turn texts into vectors; prints a JSON array with one vector a text, in their order.
+
+    An empty line stops it before it begins: it has no vector, and without one the rows would not be those of the lines.
+    """
     if output is not None and output.suffix not in (".npy", ".json"):
         raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
-    given = texts or _lines()
+    given = _checked(texts) if texts else _lines()
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
@@ -70,12 +77,36 @@ def embed(
 
 
 def _lines() -> list[str]:
+    """Line ends are LF and CR LF alone: a text may hold every other kind of break."""
     if sys.stdin.isatty():
         raise ConfigError("give texts as arguments, or pipe them in, one a line", param="--")
-    found = sys.stdin.read().splitlines()
-    if not found:
+    lines = sys.stdin.buffer.read().split(b"\n")
+    if not lines[-1]:
+        lines.pop()  # what ends with a line end has no line after it
+    if not lines:
         raise SetupError("standard input is empty: give texts as arguments, or pipe them in, one a line")
-    return found
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            reason = f"byte {error.start + 1} is {line[error.start]:#04x}"
+            raise SetupError(f"line {number} of standard input is not UTF-8 ({reason}): convert it first") from None
+        if not text:
+            raise SetupError(f"line {number} of standard input is empty and has no vector: take it out, or fill it")
+        texts.append(text)
+    return texts
+
+
+def _checked(texts: list[str]) -> list[str]:
+    for number, text in enumerate(texts, 1):
+        if not text:
+            raise ConfigError(f"text {number} is empty and has no vector: leave it out, or fill it", param="--")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"text {number} is not UTF-8: convert it first", param="--") from None
+    return texts
 
 
 async def _local(opening: AbstractAsyncContextManager[App], texts: Sequence[str], wishes: _Wishes) -> Vectors:

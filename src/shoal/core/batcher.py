@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -18,10 +18,11 @@ from shoal.core.intake import Intake, Outcome
 from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
-from shoal.core.planner import Batch, Limits, Planner, Wait
+from shoal.core.planner import Limits, Planner, Wait
 from shoal.core.protocols import BatchReport, Counted, Engine, Observer, Pipeline
 from shoal.core.replica import Replica
 from shoal.core.threads import Threads
+from shoal.core.twins import Twins
 from shoal.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -35,9 +36,6 @@ from shoal.errors import (
 from shoal.types import Array, Context, Embed, Embedded
 
 logger = logging.getLogger("shoal.core")
-
-LOOK_AGAIN_S = 0.05
-"""How soon to look for a replica that has become usable again while items wait."""
 
 _batch_ids = count(1)
 
@@ -101,12 +99,13 @@ class Lane:
         self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
         self._intake = Intake(pipeline, threads, self._prepared)
         self._parts: deque[_Part] = deque()
-        self._shared: dict[Hashable, Item] = {}
+        self._twins = Twins()
         self._pendings: set[Pending] = set()
         self._runs: set[_Run] = set()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._broken: Callable[[ShoalError], None] | None = None
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -119,6 +118,10 @@ class Lane:
             and not self._closed
             and any(replica.usable(self._clock()) for replica in self.replicas)
         )
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        """As Breakable: `call` hears why the lane stopped for good."""
+        self._broken = call
 
     async def run(self, task: Embed, ctx: Context) -> Embedded:
         self.pipeline.check(task)
@@ -169,8 +172,8 @@ class Lane:
                 continue
             pending.tokens[index] = outcome.tokens
             pending.truncated += outcome.truncated
-            leader = None if outcome.key is None else self._shared.get(outcome.key)
-            if leader is not None and (leader.running or leader.traffic in (pending.traffic, "interactive")):
+            leader = self._twins.of(outcome.key, id(pending))
+            if leader is not None:
                 leader.deadline = max(leader.deadline, pending.ctx.deadline)
                 leader.waiters.append((pending, index))
                 pending.items[index] = leader
@@ -188,8 +191,7 @@ class Lane:
                 waiters=[(pending, index)],
             )
             pending.items[index] = item
-            if outcome.key is not None and leader is None:
-                self._shared[outcome.key] = item
+            self._twins.queued(item)
             self._planner.add(item, now)
             tokens += item.cost
         self._observer.queued(self.options.model, len(outcomes), tokens)
@@ -200,18 +202,13 @@ class Lane:
         for item in pending.items.values():
             item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
             if not item.waiters:
-                self._forget(item)
+                self._twins.forget(item)
                 self._planner.discard(item)
         if pending.items:
             pending.items.clear()
             for run in self._runs:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
-
-    def _forget(self, item: Item) -> None:
-        key = item.prepared.key
-        if key is not None and self._shared.get(key) is item:
-            del self._shared[key]
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -234,9 +231,10 @@ class Lane:
         now = self._clock()
         free = [replica for replica in self.replicas if replica.free(now)]
         if not free:
-            held = any(replica.held(now) for replica in self.replicas)
-            if (self._planner.items or self._parts) and (held or not self._runs):
-                self._look_again(LOOK_AGAIN_S)
+            # One whose slots are full tells by itself; whose pause ends, or who comes back, does not.
+            idle = [again for replica in self.replicas if (again := replica.again(now)) is not None]
+            if idle and (self._planner.items or self._parts):
+                self._look_again(min(idle))
             return False
         replica = min(free, key=Replica.load)
         if self._parts:
@@ -247,29 +245,48 @@ class Lane:
                 self._parts.appendleft(_Part(items[most:], part.trial))
             if items:
                 fit = items[:most]
-                self._launch(replica, Batch(fit, 0, sum(item.cost for item in fit), "full"), part.trial)
+                self._launch(replica, fit, "full", part.trial)
             return True
         decision, expired = self._planner.take(replica.facts, now, share=max(1, sum(r.idle_cores() for r in free)))
         for item in expired:
-            self._forget(item)
+            self._twins.forget(item)
             for pending, _ in item.waiters:
                 pending.expire()
         if isinstance(decision, Wait):
+            if expired:
+                return True
             if decision.until is not None:
                 self._look_again(decision.until - now)
-            return bool(expired)
-        self._launch(replica, decision, Trial.of(len(decision.entries)))
+            return False
+        items, answered = self._twins.leave(decision.entries)
+        for twin, item in answered:
+            self._answer_too(item, twin)
+        self._launch(replica, items, decision.flush, Trial.of(len(items)))
         return True
 
     def _look_again(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
-    def _launch(self, replica: Replica, batch: Batch[Item], trial: Trial) -> None:
-        run = _Run(next(_batch_ids), batch.entries, replica, batch.flush, trial, self._clock())
-        for item in run.items:
-            if not item.running:
-                item.running = True
-                self._intake.moved(item.waiters[0][0], 1)
+    def _answer_too(self, item: Item, twin: Item) -> None:
+        """`item` left the queue first: whoever waits for its twin waits for it now."""
+        self._moved(twin)
+        self._planner.discard(twin)
+        item.deadline = max(item.deadline, twin.deadline)
+        item.attempts = max(item.attempts, twin.attempts)
+        for pending, index in twin.waiters:
+            pending.items[index] = item
+        item.waiters += twin.waiters
+
+    def _moved(self, item: Item) -> None:
+        """It has left the queue for good, unless it fails: its request may prepare another."""
+        if not item.moved:
+            item.moved = True
+            self._intake.moved(item.waiters[0][0], 1)
+
+    def _launch(self, replica: Replica, items: list[Item], flush: str, trial: Trial) -> None:
+        run = _Run(next(_batch_ids), items, replica, flush, trial, self._clock())
+        for item in items:
+            self._moved(item)
         replica.running += 1
         self._runs.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
@@ -341,7 +358,7 @@ class Lane:
     def _deliver(self, run: _Run, rows: Sequence[Array | Counted | ShoalError]) -> None:
         ran = Ran(run.id, len(run.items), run.flush, run.replica.facts.name, self._clock() - run.started, run.started)
         for item, row in zip(run.items, rows, strict=True):
-            self._forget(item)
+            self._twins.forget(item)
             for pending, index in item.waiters:
                 if isinstance(row, ShoalError):
                     pending.fail_at(index, row)
@@ -383,18 +400,21 @@ class Lane:
             # An item that was asked for again while it ran may have more time than its engine call had.
             retried = step == "retry" or (isinstance(error, DeadlineExceeded) and item.deadline > now)
             if item.attempts >= MAX_ATTEMPTS if retried else step == "fail":
-                self._forget(item)
+                self._twins.forget(item)
                 for pending, index in item.waiters:
                     pending.fail_at(index, error)
                 continue
             if step == "singles":
                 item.alone, item.traffic = True, "bulk"
+            self._twins.queued(item)
             self._planner.add(item, now)
 
     def _die(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
         self.failure = InternalError(
-            f"the batcher of {self.options.model!r} stopped: restart the server and report this"
+            f"the batcher of {self.options.model!r} stopped: load the model again or restart the server, and report this"
         )
         for pending in list(self._pendings):
             pending.fail(self.failure)
+        if self._broken is not None:
+            self._broken(self.failure)

@@ -27,12 +27,15 @@ class Ran:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Item(Entry):
-    """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares."""
+    """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares.
+
+    `moved`: its request's intake was told that it left the queue.
+    """
 
     prepared: Prepared
     waiters: list[tuple[Pending, int]] = field(default_factory=list)
     attempts: int = 0
-    running: bool = False
+    moved: bool = False
 
 
 class Pending:
@@ -113,14 +116,16 @@ class Pending:
                 self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
             self._array[index] = row
         self.left -= 1
-        self._note(ran, item.arrived)
+        self._note(ran)
         if not self.left:
             self.future.set_result(self._result(space))
 
-    def _note(self, ran: Ran, arrived: float) -> None:
+    def _note(self, ran: Ran) -> None:
         self._batches.add(ran.id)
-        self._queue = max(self._queue, ran.started - arrived)
-        self._infer = max(self._infer, ran.seconds)
+        # It may have joined a batch that ran already: its own times begin when it came.
+        waited = max(0.0, ran.started - self.arrived)
+        self._queue = max(self._queue, waited)
+        self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
         if self._best is None or ran.size > self._best.size:
             self._best = ran
 

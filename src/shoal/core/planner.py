@@ -42,6 +42,9 @@ batch, not two."""
 SCAN_LIMIT = 256
 """Flows looked at for one batch: bounds the work of `take` when a thousand flows hold a thousand lengths."""
 
+LOOK_AGAIN_S = 0.05
+"""How soon to look again where only time can tell."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -147,7 +150,10 @@ class _Branch(Generic[E]):
         del self.children[child.key]
 
     def set_top_aside(self, tokens: float = 0) -> None:
+        """Look past the child on top until `restore`; `tokens`: it was served so many."""
         vtime, sequence, child = heapq.heappop(self.heap)
+        if tokens:
+            self.floor = max(self.floor, vtime)
         child.vtime = vtime + tokens
         self.aside.append((child.vtime, sequence, child))
 
@@ -270,7 +276,8 @@ class Planner(Generic[E]):
             return Wait(until), expired
         draft = self._fill(facts, now, share, expired)
         if draft is None:
-            return Wait(None), expired
+            # All that was looked at has expired. If items were left all the same, nothing else would wake the lane.
+            return Wait(now + LOOK_AGAIN_S if self.items else None), expired
         flush = "full" if draft.limited else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
 
@@ -290,7 +297,9 @@ class Planner(Generic[E]):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
                 if key is None:
-                    looked += 1
+                    # A flow whose entries have all left costs one pop and never comes back. Counted, a crowd of callers
+                    # who gave up would hide those behind them.
+                    looked += bool(flow.queues)
                     self._pass_over(lane.root, client, flow)
                     continue
                 entry = self._serve(lane, client, flow, key)
@@ -363,17 +372,17 @@ class Planner(Generic[E]):
         self._parked.clear()
 
     def _seconds_for(self, name: TrafficClass, draft: _Draft[E], now: float) -> float:
-        whole = self.limits.max_batch_ms / 1000
-        if name == "interactive":
-            return whole
-        if draft.entries:
-            return whole * MIXED_PART
-        if now - self._interactive_seen >= INTERACTIVE_MEMORY_S:
-            return whole
-        facts = draft.facts
-        seconds = max(whole * SHARED_BULK_PART, min(whole, facts.cost.fixed / SHARED_CALL_PART))
-        # Where slots queue for the same cores, an item that comes waits for the batches of all of them.
-        return seconds * (facts.parallel or facts.slots) / facts.slots
+        """How long the batch may be predicted to take. Tokens may always take as long as the call itself: a call is
+        paid for whatever it carries, and batches of one under dear calls would only make the queue longer."""
+        fixed, seconds = draft.facts.cost.fixed, self.limits.max_batch_ms / 1000
+        if name == "bulk" and draft.entries:
+            # Companions of an interactive item make it wait.
+            return max(seconds * MIXED_PART, fixed * (1 + MIXED_PART))
+        if name == "bulk" and now - self._interactive_seen < INTERACTIVE_MEMORY_S:
+            seconds = max(seconds * SHARED_BULK_PART, min(seconds, fixed / SHARED_CALL_PART))
+            # Where slots queue for the same cores, an item that comes waits for the batches of all of them.
+            seconds *= (draft.facts.parallel or draft.facts.slots) / draft.facts.slots
+        return max(seconds, fixed * 2)
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Classes by virtual time; one that nobody served for `max_age_ms` goes first.
@@ -391,7 +400,10 @@ class Planner(Generic[E]):
         return starved[:1] + [name for name in by_time if name not in starved[:1]]
 
     def _virtual_now(self) -> float:
-        return min((lane.vtime for lane in self._classes.values() if lane.items), default=0.0)
+        """The class's time that is furthest behind among those that wait; the furthest of all where none does: what
+        a class used before an idle moment is neither its debt afterwards nor another's credit."""
+        last = max(lane.vtime for lane in self._classes.values())
+        return min((lane.vtime for lane in self._classes.values() if lane.items), default=last)
 
     def _top(self, root: _Branch[E]) -> tuple[_Branch[E], _Flow[E]]:
         client = root.heap[0][2]

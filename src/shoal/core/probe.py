@@ -3,7 +3,6 @@ different models under one name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +48,8 @@ class Probed:
         cosine = least_cosine(self.vectors, peer.vectors)
         if not cosine >= LEAST_COSINE:
             raise ConfigError(
-                f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is asked):"
-                " it holds other weights or pools otherwise; serve it under a name of its own"
+                f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is"
+                " asked): it holds other weights or pools otherwise; serve it under a name of its own"
             )
 
 

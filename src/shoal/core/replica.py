@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.core.cost import OnlineCost
+from shoal.core.planner import LOOK_AGAIN_S
 from shoal.core.protocols import Engine, EngineFacts
 
 FIRST_PAUSE_S = 1.0
@@ -48,9 +49,12 @@ class Replica:
     def free(self, now: float) -> bool:
         return self.running < self._stated.slots and now >= self._held_until and self.usable(now)
 
-    def held(self, now: float) -> bool:
-        """Usable, but too busy a moment ago to be asked now: requests may still come in."""
-        return now < self._held_until and self.usable(now)
+    def again(self, now: float) -> float | None:
+        """In how many seconds to ask again whether it is free, which it is not; None: the end of a batch will tell."""
+        if self.running >= self._stated.slots:
+            return None
+        ends = max(self._paused_until, self._held_until)
+        return ends - now if ends > now else LOOK_AGAIN_S
 
     def idle_cores(self) -> int:
         """Batches that could start now and be computed side by side with what runs."""

@@ -4,14 +4,17 @@
     models/<model>/<entry>/...             ... graph and tokenizer, ...
     models/<model>/<entry>/source/...      ... and the files that it was made from
     models/<model>/.partial-*              work that has not come to its end
+    models/<model>/.aside-<entry>          an entry for the instant in which a new one takes its place
     locks/<model>                          held by whoever works on a model
 
-An entry appears whole, by one rename, or not at all; readers need no lock. `<model>` is the address's scheme and target
-with "+" for "/": names hold no "+", so that no two models share a folder.
+An entry appears whole, by one rename, or not at all; readers need no lock. What it replaces is deleted once it is
+there, and put back by whoever comes next when that moment never came. `<model>` is the address's scheme and target with
+"+" for "/": names hold no "+", so that no two models share a folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -19,11 +22,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,8 +36,14 @@ from shoal.models.address import Address
 from shoal.models.manifest import NOTES, Manifest, check_files, read_manifest, write_manifest
 from shoal.models.progress import Stop
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
+_ASIDE = ".aside-"
+_LOOKS = 100
+_LOOK_S = 0.01
+"""A reader waits a second at most for the one rename that is missing."""
 _FOLDER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+!-]*")
 
 
@@ -67,34 +77,49 @@ class Store:
         return self._home
 
     def entries(self) -> list[Stored]:
-        """Every model whose manifest this Shoal reads, newest first. Files are not looked at."""
-        found = [stored for folder in _folders(self._models) for stored in _entries(folder)]
+        """Every model whose manifest this Shoal reads, newest first. Files are not looked at.
+
+        Raises SourceError when the home cannot be read.
+        """
+        found = [stored for folder in _folders(self._models) for stored in self._steadily(folder, _entries)]
         return sorted(found, key=lambda stored: (-stored.manifest.created, str(stored.path)))
 
     def find(self, address: Address) -> Stored | None:
-        """The newest entry for an address whose files are as its manifest says; None when there is no such."""
-        for stored in sorted(_entries(self._folder(address)), key=lambda one: -one.manifest.created):
-            if not _answers(stored.manifest, address):
-                continue
-            if wrong := check_files(stored.path, stored.manifest):
-                _log.warning("%s in the store is damaged (%s); it is not used", address, "; ".join(wrong))
-                continue
-            return stored
-        return None
+        """The newest entry for an address whose files are as its manifest says; None when there is no such.
+
+        Raises SourceError when the home cannot be read.
+        """
+
+        def look(folder: Path, complaints: list[str]) -> Stored | None:
+            for stored in sorted(_entries(folder, complaints), key=lambda one: -one.manifest.created):
+                if not _answers(stored.manifest, address):
+                    continue
+                if wrong := check_files(stored.path, stored.manifest):
+                    complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}); it is not used")
+                    continue
+                return stored
+            return None
+
+        return self._steadily(self._folder(address), look)
 
     @contextmanager
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
         """Own a model and get an empty folder to build its entry in, for `commit`; removed at the end if it is left.
 
-        Waits until no other process or thread works on this model. What a dead one left behind is removed.
+        Waits until no other process or thread works on this model. What a dead one left behind is removed, or put back.
+        Raises SourceError when the home cannot be written.
         """
         with self._locked(address, stop or Stop()):
             folder = self._folder(address)
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(f"{_PARTIAL}*"):
-                _sweep(leftover)
-            partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
-            partial.chmod(0o755)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _put_back(folder)
+                for leftover in folder.glob(f"{_PARTIAL}*"):
+                    _sweep(leftover)
+                partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
+                partial.chmod(0o755)
+            except OSError as error:
+                raise _unusable(folder, "written", error) from None
             try:
                 yield partial
             finally:
@@ -102,18 +127,26 @@ class Store:
                 _remove_if_empty(folder)
 
     def commit(self, partial: Path, address: Address, manifest: Manifest) -> Stored:
-        """Turn a folder of `working` into the entry for `address`. Older answers to the same address go."""
+        """Turn a folder of `working` into the entry for `address`. Older answers to the same address go, after that."""
         write_manifest(partial, manifest)
         folder = partial.parent
         target = folder / _entry_name(address, manifest)
-        superseded = {one.path for one in _entries(folder) if one.manifest.address == manifest.address}
-        for path in sorted({target, *superseded}):
+        superseded = {one.path for one in _entries(folder, []) if one.manifest.address == manifest.address}
+        aside = _set_aside(target)
+        try:
+            partial.rename(target)
+        except OSError:
+            _put_back(folder)
+            raise
+        for path in sorted({aside, *superseded} - {target}):
             _discard(path)
-        partial.rename(target)
         return Stored(target, manifest)
 
     def remove(self, stored: Stored) -> None:
-        """Delete an entry of this store. Raises SourceError when it is none, or is being worked on."""
+        """Delete an entry of this store; one that is gone already is no error.
+
+        Raises SourceError when it is no entry of this store, is being worked on, or cannot be removed.
+        """
         folder = stored.path.parent
         if (
             folder.parent != self._models
@@ -126,8 +159,12 @@ class Store:
         with self._lock_file(folder.name) as lock:
             if not _try_lock(lock):
                 raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that one first")
-            _discard(stored.path)
-            _remove_if_empty(folder)
+            try:
+                _put_back(folder)
+                _discard(stored.path)
+                _remove_if_empty(folder)
+            except OSError as error:
+                raise _unusable(stored.path, "removed", error) from None
 
     def notes(self, stored: Stored) -> dict[str, Any]:
         """What `note` kept; empty when there is nothing, or nothing readable."""
@@ -149,6 +186,36 @@ class Store:
     def _folder(self, address: Address) -> Path:
         return self._models / _folder_name(address)
 
+    def _steadily(self, folder: Path, look: Callable[[Path, list[str]], T]) -> T:
+        """What `look` finds in a folder in which no entry came or went meanwhile: half of an old one and half of a new
+        one would be a damaged one. Of the last look, what it complains of is logged."""
+        for _ in range(_LOOKS):
+            complaints: list[str] = []
+            before = _state(folder)
+            found = look(folder, complaints)
+            self._settle(folder)
+            if _state(folder) == before:
+                break
+        for complaint in complaints:
+            _log.warning("%s", complaint)
+        return found
+
+    def _settle(self, folder: Path) -> None:
+        """Wait for who has moved an entry aside to put the new one there, or put it back when that one is dead.
+
+        A store that cannot be written stays as it is.
+        """
+        if not any(_asides(folder)):
+            return
+        with contextlib.suppress(SourceError, OSError), self._lock_file(folder.name) as lock:
+            for _ in range(_LOOKS):
+                if _try_lock(lock):
+                    _put_back(folder)
+                    return
+                if all(target.exists() for _, target in _asides(folder)):
+                    return
+                time.sleep(_LOOK_S)
+
     @contextmanager
     def _locked(self, address: Address, stop: Stop) -> Iterator[None]:
         with self._lock_file(_folder_name(address)) as lock:
@@ -160,8 +227,11 @@ class Store:
     def _lock_file(self, name: str) -> Iterator[int]:
         """An open lock file. Lock files stay: removing one while another process opens it would let two hold it."""
         path = self._home / "locks" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unusable(path, "written", error) from None
         try:
             yield lock
         finally:
@@ -195,15 +265,30 @@ def _folders(parent: Path) -> Iterator[Path]:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise _unusable(parent, "read", error) from None
     yield from (parent / name for name in names if _FOLDER.fullmatch(name))
 
 
-def _entries(folder: Path) -> Iterator[Stored]:
+def _state(folder: Path) -> set[tuple[str, int, int]]:
+    """Changes whenever an entry comes, goes or is exchanged."""
+    found = set()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PARTIAL):
+                stat = entry.stat(follow_symlinks=False)
+                found.add((entry.name, stat.st_ino, stat.st_ctime_ns))
+    return found
+
+
+def _entries(folder: Path, complaints: list[str]) -> list[Stored]:
+    found = []
     for path in _folders(folder):
         try:
-            yield Stored(path, read_manifest(path))
+            found.append(Stored(path, read_manifest(path)))
         except ModelFileError as error:
-            _log.warning("%s is passed over: %s", path, error.message)
+            complaints.append(f"{path} is passed over: {error.message}")
+    return found
 
 
 def _try_lock(lock: int) -> bool:
@@ -212,6 +297,30 @@ def _try_lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _asides(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """What was moved aside, and its place."""
+    return ((path, folder / path.name.removeprefix(_ASIDE)) for path in folder.glob(f"{_ASIDE}*"))
+
+
+def _set_aside(entry: Path) -> Path:
+    """Make room for a new entry; answers where the old one would be, if there is one. A link is in nobody's way."""
+    aside = entry.with_name(_ASIDE + entry.name)
+    if entry.is_symlink():
+        entry.unlink()
+    elif entry.exists():
+        entry.rename(aside)
+    return aside
+
+
+def _put_back(folder: Path) -> None:
+    """Undo what a dead one began: an entry that was moved aside for another returns, unless that other came."""
+    for aside, target in _asides(folder):
+        if target.exists():
+            _discard(aside)
+        else:
+            aside.rename(target)
 
 
 def _discard(entry: Path) -> None:
@@ -230,5 +339,12 @@ def _sweep(path: Path) -> None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    with contextlib.suppress(FileNotFoundError):  # somebody was faster
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _unusable(path: Path, done: str, error: OSError) -> SourceError:
+    return SourceError(
+        f"{path} cannot be {done} ({error.strerror}): set SHOAL_HOME to a folder of yours, or correct its rights"
+    )

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server: every metric name of Shoal is in this file.
+"""Prometheus metrics of one server: every metric name of Shoal is in this file, those of backends in `upstream`.
 
 Requests balance: shoal_requests_received_total = the sum of shoal_requests_total over its outcomes + what is in flight.
 A request that is turned away before it is accepted counts in shoal_refused_total alone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
@@ -16,8 +16,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal.core.protocols import BatchReport, Observer
+from shoal.observability import upstream
 from shoal.observability.instruments import Count, Family, Histogram, gauge
-from shoal.types import Result, TaskKind, TrafficClass
+from shoal.types import ModelStats, Result, TaskKind, TrafficClass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "unknown"
@@ -138,7 +139,8 @@ class PrometheusObserver(Observer, Collector):
     """Counts what happens; its methods take a microsecond or less together a stage and never raise.
 
     `attach` gives it what is read at scrape time: `models` answers (name, state) of every served model, from memory and
-    without raising; `queues` answers (model, items, tokens) that wait now.
+    without raising; `queues` answers (model, items, tokens) that wait now. `backends` holds what backends last said of
+    themselves.
     """
 
     def __init__(self) -> None:
@@ -149,6 +151,7 @@ class PrometheusObserver(Observer, Collector):
         self._names: set[str] = set()
         self._models: Callable[[], Iterable[tuple[str, str]]] = tuple
         self._queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+        self.backends: Sequence[tuple[str, int, ModelStats]] = ()
         self._lag = self._families.lag.child()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -234,6 +237,8 @@ class PrometheusObserver(Observer, Collector):
         yield gauge(
             "shoal_queue_tokens", "Tokens that wait for a slot.", ("model",), (((m,), float(n)) for m, _, n in queues)
         )
+        if self.backends:
+            yield from upstream.families(self.backends)
 
     def render(self) -> bytes:
         """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from shoal.core.protocols import Token
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, TooLong
 from shoal.pipelines import prompts
 from shoal.pipelines.tokenizer import TextTokenizer
 
 CHUNK_CHARS = 65_536
 """Offsets make tokenising hold the interpreter now and then; a long text is taken in chunks of this size."""
+MOST_CHARS = 524_288
+"""Of one request, prompts included. Nothing of it may be cut, and a token costs nearly a kilobyte while it is told."""
 INLINE_CHARS = 512
 INLINE_IDS = 512
 
@@ -30,9 +32,15 @@ class TokenizerCodec:
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
-        """Raises InvalidValue for a prompt that the model does not have."""
+        """Raises InvalidValue for a prompt that the model does not have, TooLong for more than MOST_CHARS."""
         prompt = prompts.resolve(self._spec, prompt_name, None)
-        if sum(map(len, texts)) + len(texts) * (len(prompt) + 16) <= INLINE_CHARS:
+        size = sum(map(len, texts)) + len(texts) * len(prompt)
+        if size > MOST_CHARS:
+            raise TooLong(
+                f"the texts have {size} characters, and at most {MOST_CHARS} are tokenised at once; send them in parts",
+                param="inputs",
+            )
+        if size + len(texts) * 16 <= INLINE_CHARS:
             return self._tokenize(texts, prompt, add_special_tokens)
         return await asyncio.to_thread(self._tokenize, texts, prompt, add_special_tokens)
 

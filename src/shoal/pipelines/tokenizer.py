@@ -70,7 +70,9 @@ class TextTokenizer:
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
         self.prefix, self.suffix = _frame(self.raw, file)
         self.cuts_right, self.cuts_left = _words_stand_alone(self.raw)
-        self._added_ends = {token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip}
+        self._added_ends = {
+            token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip
+        }
         self._ideographs = len(_parts(self.raw, "東京")) == 2
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shoal.errors import BodyTooLarge, Cancelled, Malformed, UnsupportedMediaType
+from shoal.errors import BodyTooLarge, Cancelled, Malformed, Overloaded, UnsupportedMediaType
 from shoal.surfaces._request import Request
 
 Receive = Callable[[], Awaitable[Any]]
 
 UNREAD_TOLERATED = 65_536
 """A refused body up to this size is cheaper to skip than a connection is to open again."""
+
+MOST_AT_ONCE = 536_870_912
+"""Bytes of bodies that have begun to come, of all connections together."""
 
 LINGER_S = 1.0
 LINGER_BYTES = 268_435_456
@@ -39,21 +42,54 @@ def check_head(request: Request, limit: int, json: bool) -> None:
             raise _too_large(limit)
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge, and Cancelled when the client leaves half-way."""
+class Unfinished:
+    """What all bodies hold that have not come whole: each is bounded, but not how many there are.
+
+    A body alone may be of any size, and one that comes in a single piece is not counted: it never waits. Up to
+    UNREAD_TOLERATED, which a connection may hold before anybody reads it, none is refused: large ones that stall do not
+    keep small ones out.
+    """
+
+    def __init__(self, most: int = MOST_AT_ONCE) -> None:
+        self.size = 0
+        self._most = most
+
+    def add(self, own: int, size: int) -> None:
+        """Count `size` bytes more of a body that has `own` here. Raises Overloaded when that is too much for all."""
+        if own + size > UNREAD_TOLERATED and self.size > own and self.size + size > self._most:
+            raise Overloaded("Too many large bodies are being sent at once; send this one again.", retry_after=1.0)
+        self.size += size
+
+    def remove(self, size: int) -> None:
+        self.size -= size
+
+
+_UNFINISHED = Unfinished()
+
+
+async def read_body(receive: Receive, limit: int, unfinished: Unfinished = _UNFINISHED) -> bytes:
+    """The whole body.
+
+    Raises BodyTooLarge, Overloaded when all unfinished bodies together are too large, and Cancelled when the client
+    leaves half-way.
+    """
     pieces: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Cancelled("The client left while it sent the body.")
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise _too_large(limit)
-        if not message.get("more_body", False):
-            return b"".join([*pieces, piece]) if pieces else piece
-        pieces.append(piece)
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled("The client left while it sent the body.")
+            piece: bytes = message.get("body", b"")
+            if size + len(piece) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join([*pieces, piece]) if pieces else piece
+            unfinished.add(size, len(piece))
+            size += len(piece)
+            pieces.append(piece)
+    finally:
+        unfinished.remove(size)
 
 
 def leaves_unread(request: Request) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,6 +14,9 @@ from shoal.types import Array
 
 SLICE = 64
 """Rows encoded at once. orjson holds the interpreter: 64 rows of 1,024 numbers take it about 2 ms."""
+
+ELEMENTS = 4096
+"""Tokens encoded at once: about 3 ms."""
 
 RowEncoder = Callable[[int, Array], bytes]
 
@@ -46,6 +50,28 @@ async def joined(vectors: Array, encode: RowEncoder, head: bytes, tail: bytes) -
         pieces.append(b",".join([encode(at, vectors[at]) for at in range(start, stop)]))
     pieces.append(tail)
     return pieces if rows > SLICE else b"".join(pieces)
+
+
+async def arrays_of(lists: Sequence[Sequence[Any]], encode: Callable[[Any], bytes]) -> list[bytes]:
+    """A JSON array of arrays, made some thousand elements at a time, also where one of `lists` holds millions.
+
+    `encode` answers the JSON array of a slice of one of them.
+    """
+    pieces: list[bytes] = []
+    written: list[bytes] = []
+    since = 0
+    for index, each in enumerate(lists):
+        written.append(b",[" if index else b"[[")
+        for start in range(0, len(each), ELEMENTS):
+            some = encode(each[start : start + ELEMENTS])[1:-1]
+            written += [b",", some] if start else [some]
+            since += len(each[start : start + ELEMENTS])
+            if since >= ELEMENTS:
+                pieces.append(b"".join(written))
+                since, written = 0, []
+                await asyncio.sleep(0)
+        written.append(b"]")
+    return [*pieces, b"".join([*written, b"]"])]
 
 
 async def array_of(count: int, encode: Callable[[int, int], bytes]) -> bytes | list[bytes]:

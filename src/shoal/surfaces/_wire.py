@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from shoal.errors import Malformed, RequestError, WrongType
+from shoal.surfaces._lists import Lists, TokenId
 
 log = logging.getLogger("shoal.http")
 
@@ -30,119 +31,144 @@ class FieldError(WrongType):
         self.missing = missing
 
 
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-"""Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
-
-
 class Decoder(Generic[T]):
     """JSON bytes to one type. Unknown fields are ignored, and each name is logged once.
 
     Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON.
-    `ids` names a field that may hold lists of token ids, for `in_turns`.
+    `many` names a field that may hold a long list, for `in_turns`; `limit` is how many inputs it may hold.
     """
 
-    def __init__(self, kind: type[T], surface: str, ids: str = "") -> None:
+    def __init__(self, kind: type[T], surface: str, many: str = "", limit: int = 0) -> None:
         self._surface = surface
-        self._ids = ids
+        self._many = many
         self._lenient = msgspec.json.Decoder(kind)
         # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
+        self._lists: Lists | None = None
+        self._shell, self._strict_shell = self._lenient, self._strict
         self._known: frozenset[str] | None = None
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            self._strict = msgspec.json.Decoder(
-                msgspec.defstruct(kind.__name__, [], bases=(kind,), forbid_unknown_fields=True)
-            )
+            self._strict = self._strict_shell = _like(kind, [], strict=True)
             self._known = frozenset(kind.__struct_encode_fields__)
+            if many:
+                self._lists = Lists(many, get_type_hints(kind, include_extras=True)[many], limit)
+                field: Any = (many, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
+                if next(each.required for each in msgspec.structs.fields(kind) if each.name == many):
+                    field = (many, msgspec.Raw)
+                self._shell, self._strict_shell = _like(kind, [field], strict=False), _like(kind, [field], strict=True)
         self._logged: set[str] = set()
 
     def __call__(self, body: bytes) -> T:
         try:
-            return self._strict.decode(body)
-        except msgspec.ValidationError as error:
-            if self._known is None or not str(error).startswith(_UNKNOWN):
-                raise _wrong_type(error) from None
-        except _NOT_JSON as error:
-            raise _malformed(error) from None
-        try:
-            value = self._lenient.decode(body)
-            self._log_unknown(_FIELDS.decode(body))
-        except msgspec.ValidationError as error:
-            raise _wrong_type(error) from None
-        except _NOT_JSON as error:
-            raise _malformed(error) from None
-        return value
+            try:
+                return self._strict.decode(body)
+            except msgspec.ValidationError as error:
+                self._note_unknown(error, body)
+                return self._lenient.decode(body)
+        except _REFUSED as error:
+            raise refusal(error, body) from None
 
     async def in_turns(self, body: bytes) -> T:
-        """As a call, but many lists of ids are decoded in turns with the event loop.
+        """As a call, but a large body is decoded in turns with the event loop.
 
-        Text is quick (25 ms for 32 MB, measured), but each id becomes an object: 32 MB of them hold the loop for
-        230 ms, and 2,048 lists of 256 ids for 20 ms.
+        Of a list that is longer than it may be, only `limit` + 1 entries come back, so that whoever counts sees it.
+        Raises TooLong as well, for more token ids in one input than any model reads.
         """
-        if len(body) > _LARGE:
-            lists = await self._lists(body)
-            if lists is not None:
-                return lists
-        return self(body)
-
-    async def _lists(self, body: bytes) -> T | None:
-        """None for a body without lists of ids, and for one with a fault: the plain way says what it is and where."""
+        if len(body) <= LARGE:
+            return self(body)
         try:
-            fields = _FIELDS.decode(body)
-            raw = bytes(fields.get(self._ids, b""))
-            if not raw.startswith(b"[[") or raw.count(b"]") > _MOST_LISTS:
-                return None
-            # The whole is known to be JSON by now, so a "]" ends a list of ids or belongs to what is none and fails.
-            *pieces, end = raw[1:-1].split(b"]")
-            if end.strip():
-                return None
-            lists, size = [], 0
-            for piece in pieces:
-                lists.append(_IDS.decode(piece.lstrip(b", \t\r\n") + b"]"))
-                size += len(piece)
-                if size > _TURN:
-                    size = 0
-                    await asyncio.sleep(0)
-        except _NOT_JSON:
-            return None
-        fields[self._ids] = msgspec.Raw(b"[]")
-        value = self(msgspec.json.encode(fields))
-        setattr(value, self._ids, lists)
+            try:
+                value = self._strict_shell.decode(body)
+            except msgspec.ValidationError as error:
+                self._note_unknown(error, body)
+                await asyncio.sleep(0)
+                value = self._shell.decode(body)
+            if self._lists is not None:
+                raw = getattr(value, self._many)
+                await asyncio.sleep(0)
+                setattr(value, self._many, None if raw is msgspec.UNSET else await self._lists.decode(memoryview(raw)))
+        except _REFUSED as error:
+            raise refusal(error, body) from None
         return value
 
-    def _log_unknown(self, fields: dict[str, Any]) -> None:
-        for name in fields.keys() - (self._known or frozenset()):
+    def _note_unknown(self, error: msgspec.ValidationError, body: bytes) -> None:
+        """Raises `error` where it is about something else."""
+        found = _UNKNOWN.match(str(error))
+        if self._known is None or found is None:
+            raise error
+        # A large body may consist of millions of names; the one that the decoder met first must do.
+        names = _names(body) - self._known if len(body) <= LARGE else {found[1]}
+        for name in names:
             if name not in self._logged and len(self._logged) < _MOST_NAMES:
                 self._logged.add(name)
                 log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
 
 
-_UNKNOWN = "Object contains unknown field"
+LARGE = 65_536
+"""Bytes of a body that is decoded in one go: at worst, when it holds nothing but empty lists, in ten milliseconds."""
+
+_UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*?)`(?: - at .*)?$")
 _MOST_NAMES = 256  # a client that makes up names must not fill the log
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_IDS = msgspec.json.Decoder(list[TokenId])
-_LARGE = 131_072
-_TURN = 65_536  # bytes of ids that are decoded in half a millisecond
-_MOST_LISTS = 65_536
+_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHERE = re.compile(r"(?s)(.*) - at `(?:key in )?\$?([^`]*)`$")
 _MISSING = re.compile(r"(?s)Object missing required field `([^`]+)`")
 _FIRST_NAME = re.compile(r"\.?(\w+)")
+_BYTE = re.compile(r"\(byte (\d+)\)$")
+_ESCAPE = re.compile(
+    rb"(?s)\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)"
+)
+
+
+def _like(kind: Any, fields: list[Any], *, strict: bool) -> msgspec.json.Decoder[Any]:
+    """A decoder to a subtype of the struct `kind` with some fields of another type, `strict` about unknown ones."""
+    return msgspec.json.Decoder(
+        msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=strict)
+    )
+
+
+def _names(body: bytes) -> set[str]:
+    try:
+        return set(_FIELDS.decode(body))
+    except msgspec.DecodeError:
+        return set()  # the decoder that comes next says what is wrong
 
 
 def plain(body: bytes) -> Any:
     """JSON of any kind. Raises Malformed."""
     try:
         return msgspec.json.decode(body)
-    except _NOT_JSON as error:
-        raise _malformed(error) from None
+    except _REFUSED as error:
+        raise refusal(error, body) from None
 
 
-def _malformed(error: Exception) -> RequestError:
+def refusal(error: Exception, body: bytes) -> RequestError:
+    """What a client is told of the msgspec error that its body caused."""
+    if isinstance(error, msgspec.ValidationError):
+        return _wrong_type(error)
     if isinstance(error, RecursionError):
         return Malformed("The body is nested too deeply.")
     if isinstance(error, UnicodeDecodeError):
         return Malformed("The body is not UTF-8; encode it so.")
+    if half := _half_a_character(str(error), body):
+        return Malformed(
+            f"The body holds half of a character (the lone surrogate \\{half}): a text was cut inside an emoji. Cut it "
+            "between characters; in JavaScript, text.toWellFormed() mends what was cut."
+        )
     return Malformed(f"The body could not be read as JSON: {error}.")
+
+
+def _half_a_character(reason: str, body: bytes) -> str:
+    """The lone surrogate that msgspec met, in its own spelling; "" when that is not what it complains of.
+
+    It calls one at the very end of a body "truncated", and names no place then.
+    """
+    if not any(word in reason for word in ("surrogate", "escape", "truncated")):
+        return ""
+    found = _BYTE.search(reason)
+    at = int(found[1]) if found else len(body)
+    halves = [each[1] for each in _ESCAPE.finditer(body, max(0, at - 18), at + 6) if each[1]]
+    return halves[-1].decode() if halves else ""
 
 
 def _wrong_type(error: msgspec.ValidationError) -> RequestError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import orjson
 
 from shoal.core.protocols import Operation
@@ -50,15 +52,25 @@ class Embedding:
 class _Queries:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
-        self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(list[_wire.Query], "embedding")
+        self._limit = max_inputs
+        self._seen = 0
+        # Whatever the length of the list, its decoding ends with the first query too many.
+        counted = msgspec.defstruct(
+            "Query", [], bases=(_wire.Query,), namespace={"__post_init__": lambda query: self._count()}, kw_only=True
+        )
+        kind = cast(type[list[_wire.Query]], GenericAlias(list, (counted,)))
+        self._decode = _wire.Decoder(kind, "embedding")
+
+    def _count(self) -> None:
+        self._seen += 1
+        if self._seen > self._limit:
+            raise TooManyInputs(f"These are more than the {self._limit} queries of one request; split it.")
 
     async def __call__(self, request: Request) -> Reply:
+        self._seen = 0
         queries = self._decode(request.body)
         if not queries:
             return Reply(200, [JSON], b"[]")
-        if len(queries) > self._max_inputs:
-            raise TooManyInputs(f"{len(queries)} queries are over the limit of {self._max_inputs}; split the request.")
         model = self._gateway.model("").name
         request.model, request.items = model, len(queries)
         task = Embed(model=model, inputs=[each.query for each in queries])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -167,7 +168,7 @@ class _Life:
         self._decode_name = _Body(wire.NamedRequest)
 
     async def load(self, request: Request) -> Reply:
-        asked = self._decode_load(request.body)
+        asked = await self._decode_load(request.body)
         name = _jobs.checked_source(asked.model_name, "model_name")
         wait = _jobs.waits(request)
         job = _jobs.lifecycle_of(self._gateway).load(name, _jobs.load_options(asked.backend, asked.text_in))
@@ -175,7 +176,7 @@ class _Life:
         return reply or _said(f"Model {name} {'loaded successfully' if job.changed else 'is already loaded'}.")
 
     async def unload(self, request: Request) -> Reply:
-        asked = self._decode_name(request.body)
+        asked = await self._decode_name(request.body)
         name = _jobs.checked_name(asked.model_name, "model_name")
         wait = _jobs.waits(request)
         job = _jobs.lifecycle_of(self._gateway).unload(name)
@@ -184,7 +185,7 @@ class _Life:
         return reply or _said(f"{_titled(name, asked.pretrained)} {what}.")
 
     async def delete(self, request: Request) -> Reply:
-        asked = self._decode_name(request.body)
+        asked = await self._decode_name(request.body)
         name = _jobs.checked_name(asked.model_name, "model_name")
         wait = _jobs.waits(request)
         job = _jobs.lifecycle_of(self._gateway).delete(name)
@@ -219,15 +220,15 @@ class _Texts:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode_text = _Body(wire.InferTextRequest)
-        self._decode = _Body(wire.InferRequest)
+        self._decode_text = _Body(wire.InferTextRequest, "text", max_inputs)
+        self._decode = _Body(wire.InferRequest, "text", max_inputs)
 
     async def infer_text(self, request: Request) -> Reply:
-        asked = self._decode_text(request.body)
+        asked = await self._decode_text(request.body)
         return await self._embed(request, asked, asked.text, b"embedding")
 
     async def infer(self, request: Request) -> Reply:
-        asked = self._decode(request.body)
+        asked = await self._decode(request.body)
         if asked.image is not None:
             raise Unsupported("Images are not served by this version; send `text` alone.", param="image")
         if asked.text is None:
@@ -241,7 +242,7 @@ class _Texts:
         if not texts:
             raise EmptyInput("`text` is an empty list; send at least one text.", param="text")
         if len(texts) > self._max_inputs:
-            raise TooManyInputs(f"{len(texts)} texts are over the limit of {self._max_inputs}; split the request.")
+            raise TooManyInputs(f"`text` holds more than the {self._max_inputs} texts that one request may; split it.")
         model = self._served(asked)
         request.model, request.items = model, len(texts)
         task = Embed(
@@ -297,19 +298,38 @@ class _Unfit(WrongType):
 class _Body(Generic[T]):
     """Decodes one type of body. The name may stand under `name`, as the original's later versions call it."""
 
-    def __init__(self, kind: type[T]) -> None:
-        self._decode = _wire.Decoder(kind, "infer")
+    def __init__(self, kind: type[T], many: str = "", limit: int = 0) -> None:
+        self._decode = _wire.Decoder(kind, "infer", many, limit)
 
-    def __call__(self, body: bytes) -> T:
+    async def __call__(self, body: bytes) -> T:
         """Raises _Unfit and Malformed."""
         try:
-            return self._decode(body)
+            return await self._decode.in_turns(body)
         except WrongType as error:
+            if isinstance(error, _wire.FieldError) and error.missing and error.at == "model_name":
+                await asyncio.sleep(0)
+                name = _name_in(body)
+                await asyncio.sleep(0)
+                if name is not None:
+                    return await self(b'{"model_name":%b,%b' % (orjson.dumps(name), body.lstrip()[1:]))
             # A second look at the body costs, and who sends much of it is no person who tries things out.
             found = _wire.plain(body) if len(body) <= _LONGEST_LOOK else None
-            if isinstance(found, dict) and isinstance(found.get("name"), str) and "model_name" not in found:
-                return self(b'{"model_name":%b,%b' % (orjson.dumps(found["name"]), body.lstrip()[1:]))
             raise _Unfit(error, found) from None
+
+
+class _Named(msgspec.Struct):
+    name: str | None = None
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def _name_in(body: bytes) -> str | None:
+    """What stands under `name` in an object that is known to be JSON."""
+    try:
+        return _NAMED.decode(body).name
+    except msgspec.ValidationError:
+        return None
 
 
 def _problem(error: RequestError) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class _Router:
         return _jobs.encoded(wire.ModelList(data=await everything(self._gateway)))
 
     async def download(self, request: Request) -> Reply:
-        asked = self._decode(request.body or b"{}")
+        asked = await self._decode.in_turns(request.body or b"{}")
         if asked.model is None:
             return await self.list(request)
         request.demand("admin")
@@ -134,12 +134,14 @@ class _Router:
         return _jobs.encoded(wire.Done())
 
     async def load(self, request: Request) -> Reply:
-        name = _jobs.checked_source(self._decode_name(request.body).model)
+        asked = await self._decode_name.in_turns(request.body)
+        name = _jobs.checked_source(asked.model)
         request.model = _jobs.lifecycle_of(self._gateway).load(name).model
         return _jobs.encoded(wire.Done())
 
     async def unload(self, request: Request) -> Reply:
-        name = _jobs.checked_name(self._decode_name(request.body).model)
+        asked = await self._decode_name.in_turns(request.body)
+        name = _jobs.checked_name(asked.model)
         request.model = _jobs.lifecycle_of(self._gateway).unload(name).model
         return _jobs.encoded(wire.Done())
 

@@ -68,7 +68,7 @@ class _Embeddings:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai", ids="input")
+        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai", "input", max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.in_turns(request.body)
@@ -107,7 +107,7 @@ def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
         given = [given]
     if len(given) > limit:
         raise TooManyInputs(
-            f"'input' holds {len(given)} entries, and a request may hold {limit}; split it.", param="input"
+            f"'input' holds more than the {limit} entries that one request may hold; split it.", param="input"
         )
     if not all(given):
         at = next(at for at, each in enumerate(given) if not each)
@@ -210,7 +210,7 @@ class _Models:
         return _jobs.encoded(served(self._gateway.model(request.parameter)))
 
     async def download(self, request: Request) -> Reply:
-        asked = self._decode_model(request.body or b"{}")
+        asked = await self._decode_model.in_turns(request.body or b"{}")
         if asked.model is None:
             return await self.list(request)
         request.demand("admin")
@@ -220,7 +220,7 @@ class _Models:
         return await _jobs.settle(request, job, wait=wait) or _jobs.encoded(wire.Managed(model=job.model))
 
     async def load(self, request: Request) -> Reply:
-        asked = self._decode_settings(request.body or b"{}")
+        asked = await self._decode_settings.in_turns(request.body or b"{}")
         name = _jobs.checked_source(request.parameter)
         wait = _jobs.waits(request)
         job = _jobs.lifecycle_of(self._gateway).load(name, _jobs.load_options(asked.backend, asked.text_in))

@@ -112,7 +112,7 @@ class _Embed:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(_wire.TeiEmbedRequest, "tei", ids="inputs")
+        self._decode = _wire.Decoder(_wire.TeiEmbedRequest, "tei", "inputs", max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.in_turns(request.body)
@@ -157,7 +157,7 @@ def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
 
 def _check_count(count: int, limit: int) -> None:
     if count > limit:
-        raise TooManyInputs(f"{count} inputs are more than the {limit} that one request may hold; split it.")
+        raise TooManyInputs(f"These are more than the {limit} inputs that one request may hold; split it.")
 
 
 def _times(request: Request, card: ModelCard, inputs: Sequence[TextItem], result: Embedded) -> Headers:
@@ -181,11 +181,11 @@ class _Codec:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._max_inputs = max_inputs
-        self._decode_tokenize = _wire.Decoder(_wire.TeiTokenizeRequest, "tei")
-        self._decode_decode = _wire.Decoder(_wire.TeiDecodeRequest, "tei")
+        self._decode_tokenize = _wire.Decoder(_wire.TeiTokenizeRequest, "tei", "inputs", max_inputs)
+        self._decode_decode = _wire.Decoder(_wire.TeiDecodeRequest, "tei", "ids", max_inputs)
 
     async def tokenize(self, request: Request) -> Reply:
-        asked = self._decode_tokenize(request.body)
+        asked = await self._decode_tokenize.in_turns(request.body)
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         if not texts:
             raise EmptyInput("`inputs` is empty; send at least one text.", param="inputs")
@@ -193,11 +193,11 @@ class _Codec:
         special = asked.add_special_tokens is not False
         codec = self._gateway.codec("")
         tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
-        body = await _rows.array_of(len(tokens), lambda start, stop: orjson.dumps(tokens[start:stop]))
+        body = await _rows.arrays_of(tokens, orjson.dumps)
         return Reply(200, [JSON], body)
 
     async def decode(self, request: Request) -> Reply:
-        asked = self._decode_decode(request.body)
+        asked = await self._decode_decode.in_turns(request.body)
         if not asked.ids:
             raise EmptyInput("`ids` is empty; send at least one id.", param="ids")
         kinds = set(map(type, asked.ids))
@@ -207,7 +207,7 @@ class _Codec:
         _check_count(len(ids), self._max_inputs)
         skip = asked.skip_special_tokens is not False
         texts = await self._gateway.codec("").decode(ids, skip_special_tokens=skip)
-        return Reply(200, [JSON], orjson.dumps(texts))
+        return Reply(200, [JSON], await _rows.array_of(len(texts), lambda start, stop: orjson.dumps(texts[start:stop])))
 
 
 class _Info:

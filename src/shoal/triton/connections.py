@@ -50,10 +50,10 @@ class Tritons:
         )
 
     async def aclose(self) -> None:
+        servers, self._servers = self._servers, {}
         async with AsyncExitStack() as stack:
-            for client, _ in self._servers.values():
+            for client, _ in servers.values():
                 stack.push_async_callback(client.aclose)
-        self._servers.clear()
 
     def _tls(self) -> Tls:
         files = (self._settings.triton_ca_file, self._settings.triton_cert_file, self._settings.triton_key_file)

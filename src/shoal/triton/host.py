@@ -18,7 +18,15 @@ from shoal.backends.triton.naming import served_name, triton_name
 from shoal.backends.triton.repository import Held, Repository, pushed
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from shoal.core.lifecycle import Entry
-from shoal.errors import ConfigError, Forbidden, ModelFailed, ShoalError, TransportFailed
+from shoal.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Forbidden,
+    InternalError,
+    ModelFailed,
+    ShoalError,
+    TransportFailed,
+)
 from shoal.local import space_of
 from shoal.models.address import Address
 from shoal.models.progress import Progress
@@ -30,6 +38,8 @@ logger = logging.getLogger("shoal.triton")
 
 Note = Callable[[str], None]
 
+_LACKING = "unable to find backend library"
+
 LOOK_S = 2.0
 """For a list: a server that does not answer by then is left out of it."""
 
@@ -37,7 +47,7 @@ LOOK_S = 2.0
 class TritonHost:
     """`url` is host:port; `repository` its model repository as this machine sees it, None: files are pushed over gRPC.
 
-    Known only once `reached` returned, where Shoal starts the server itself.
+    `url` is known only once `reached` returned, where Shoal starts the server itself.
     """
 
     def __init__(self, settings: Settings, tritons: Tritons) -> None:
@@ -63,22 +73,6 @@ class TritonHost:
         if not settings.triton:
             yield host
             return
-        host.url = "its own server"
-        host._server = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
-        running = asyncio.create_task(host._run(stop, progress), name="triton")
-        try:
-            yield host
-        finally:
-            stop.set()
-            if not host._server.done():
-                running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    async def _run(self, stop: asyncio.Event, progress: Progress | None) -> None:
-        """Hold a server of our own: fetching it takes a while the first time, so Shoal answers before it is there."""
-        assert self._server is not None
-        settings = self._settings
         options = TritonOptions(
             home=Path(settings.home),
             repository=Path(settings.triton_repository) if settings.triton_repository else None,
@@ -87,18 +81,40 @@ class TritonHost:
             metrics_port=0,
             offline=settings.offline,
         )
+        host.url = "its own server"
+        host.repository = Repository(options.folder)
+        host._server = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        running = asyncio.create_task(host._run(options, stop, progress), name="triton")
+        try:
+            yield host
+        finally:
+            stop.set()
+            if not host._server.done():
+                running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(self, options: TritonOptions, stop: asyncio.Event, progress: Progress | None) -> None:
+        """Hold a server of our own: fetching it takes a while the first time, so Shoal answers before it is there."""
+        assert self._server is not None
         try:
             async with run_triton(options, progress) as server:
                 self.url, self._tls = server.url, False
-                self.repository = Repository(server.repository)
                 self._platforms = server.platforms
                 self._server.set_result(server)
                 await stop.wait()
         except ShoalError as error:
             logger.error("no Triton: %s", error.message)
-            if not self._server.done():
-                self._server.set_exception(error)
-                self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
+            self._give_up(error)
+        except Exception as error:  # a bug there; whoever waits for the server must hear of it
+            logger.exception("Triton could not be run for an unforeseen reason")
+            self._give_up(InternalError(f"Triton could not be run: {error!r}"))
+
+    def _give_up(self, error: ShoalError) -> None:
+        assert self._server is not None
+        if not self._server.done():
+            self._server.set_exception(error)
+            self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
 
     async def reached(self, note: Note) -> None:
         """Return once the server answers; `note` is told what is waited for. Raises SetupError when it cannot start."""
@@ -108,10 +124,11 @@ class TritonHost:
         control = await self.control()
         for attempt in range(10**9):
             try:
-                if await control.client.server_ready(deadline=time.monotonic() + self._settings.connect_timeout_s):
+                # Not whether it is ready: one model that failed to load is enough for it to say no.
+                if await control.client.server_live(deadline=self._soon()):
                     return
-                reason = "it is not ready yet"
-            except TransportFailed as error:
+                reason = "it is not live yet"
+            except (TransportFailed, DeadlineExceeded) as error:
                 reason = error.message
             note(f"waiting for Triton at {self.url}: {reason}")
             await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
@@ -146,8 +163,20 @@ class TritonHost:
         Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
         of the load.
         """
+        there = await self.held(name)
         await self.write(name, stored, settings, text_in=text_in)
-        await self.load(name, settings)
+        try:
+            await self.load(name, settings)
+        except ModelFailed as error:
+            if settings.triton_platform == "auto" and not self._platforms and _LACKING in error.message:
+                # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
+                logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
+                self._platforms = ("python",)
+                await self.publish(name, stored, settings, text_in=text_in)
+                return
+            if there is None:  # what cannot be loaded is not left for the next one to find
+                await self.remove(name)
+            raise
 
     async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
         """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.

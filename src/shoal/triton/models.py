@@ -21,7 +21,7 @@ from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
 from shoal.core.probe import TEXTS, Probed, probe
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
-from shoal.errors import ConfigError, ShoalError, TransportFailed
+from shoal.errors import ConfigError, DeadlineExceeded, ShoalError, TransportFailed
 from shoal.models.address import Address, Served, check_name
 from shoal.models.foreign import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.sources import Access
@@ -51,11 +51,16 @@ class TritonRunner(BatchedRunner):
     def __init__(self, lane: Lane, facts: ModelFacts, targets: Sequence[Target], codec: TextCodec | None) -> None:
         super().__init__(lane, facts, codec)
         self.targets = targets
+        self._stats: dict[int, ModelStats] = {}
 
     async def statistics(self) -> list[ModelStats]:
-        """Triton's own counts, of every server that answers."""
-        answers = await asyncio.gather(*map(_statistics, self.targets))
-        return [stats for each in answers for stats in each]
+        """Triton's own counts, one a server under the name that the model has here; of a server that does not answer
+        its last ones."""
+        name = self.lane.options.model
+        for number, stats in enumerate(await asyncio.gather(*map(_statistics, self.targets))):
+            if stats is not None:
+                self._stats[number] = msgspec.structs.replace(stats, name=name)
+        return [self._stats.get(number) or ModelStats(name=name) for number in range(len(self.targets))]
 
     async def unload(self, timeout_s: float) -> None:
         """Take the model off its servers; returns when they say that it is gone. Raises what Control.unload raises."""
@@ -65,12 +70,15 @@ class TritonRunner(BatchedRunner):
             )
 
 
-async def _statistics(target: Target) -> list[ModelStats]:
+async def _statistics(target: Target) -> ModelStats | None:
+    deadline = time.monotonic() + target.rpc_timeout_s
     try:
-        return await target.control.statistics(target.model, deadline=time.monotonic() + target.rpc_timeout_s)
+        found = await target.control.statistics(target.model, target.version, deadline=deadline)
     except ShoalError as error:
         logger.debug("no statistics of %s: %s", target.address, error.message)
-        return []
+        return None
+    # Without a version in the address every loaded one is told of; the newest is the one that answers.
+    return max(found, key=lambda stats: stats.last_inference, default=None)
 
 
 async def offered(server: Target, address: Address) -> dict[str, Served | str]:
@@ -141,7 +149,7 @@ async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Embedder]:
         for number, target in enumerate(targets):
             try:
                 return number, await target.find()
-            except TransportFailed as error:
+            except (TransportFailed, DeadlineExceeded) as error:  # a host that drops packets answers nothing at all
                 note(f"waiting for {target.address}: {error.message}")
         await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
     raise AssertionError("unreachable")
@@ -178,8 +186,8 @@ class _Model:
 
     def facts(self, pipeline: Pipeline, probed: Probed) -> ModelFacts:
         embedder, wanted = self.embedder, self.wanted
-        spec = pipeline.spec if isinstance(pipeline, TextPipeline | StringPipeline) else None
-        assert spec is not None
+        assert isinstance(pipeline, TextPipeline | StringPipeline)
+        spec = pipeline.spec
         pooling = spec.pooling if isinstance(spec, TextSpec) else ""
         return ModelFacts(
             id=wanted.name,
@@ -233,7 +241,7 @@ class _Model:
             changes["max_tokens"] = self.embedder.length
         if "token_embeddings" in names and self.embedder.level == "token":
             return changes | {"pooled": "token_embeddings", "sentence_embedding": "token_embeddings"}
-        if {spec.pooled, spec.sentence_embedding} <= names:
+        if spec.pooled != spec.sentence_embedding and {spec.pooled, spec.sentence_embedding} <= names:
             return changes
         return changes | {
             "pooled": "sentence_embedding",
@@ -300,7 +308,7 @@ class _Model:
         return "reported" if isinstance(pipeline, StringPipeline) and pipeline.spec.token_count else "estimated"
 
 
-def space_of(wanted: Wanted, embedder: Embedder, pipeline: Pipeline) -> str:
+def space_of(wanted: Wanted, embedder: Embedder, pipeline: TextPipeline | StringPipeline) -> str:
     """16 hex digits for a model whose weights are not known: what a vector depends on, as far as it can be seen.
 
     Name and version stand for the weights, so a new version is a new space; replacing the weights under one version is
@@ -311,6 +319,6 @@ def space_of(wanted: Wanted, embedder: Embedder, pipeline: Pipeline) -> str:
         embedder.version,
         embedder.style,
         [(port.name, port.datatype) for port in (*embedder.inputs, *embedder.outputs)],
-        msgspec.to_builtins(pipeline.spec) if isinstance(pipeline, TextPipeline) else repr(pipeline),
+        msgspec.to_builtins(pipeline.spec),
     ]
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Runs inside Triton: each text says how many milliseconds it takes; notes "began", "cancelled" and "finished"."""
+"""Runs inside Triton: each text says how many milliseconds it takes, none if it is no number; notes "began", "cancelled" and "finished"."""
 
 import json
 import time
@@ -22,7 +22,7 @@ class TritonPythonModel:
     def answer(self, request: Any) -> Any:
         texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[:, 0]
         self.note("began")
-        end = time.monotonic() + max(int(text) for text in texts) / 1000
+        end = time.monotonic() + max(int(text) if text.isdigit() else 0 for text in texts) / 1000
         while time.monotonic() < end:
             if request.is_cancelled():
                 self.note("cancelled")

@@ -88,6 +88,35 @@ class TestHere:
         assert found.dtype == np.float32
         assert np.allclose(found, [expected("a", "b"), expected("c")])
 
+    def test_only_line_ends_end_lines(self) -> None:
+        """A text may hold every other kind of break; CR LF is one end, and the last line needs none."""
+        breaks = "\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e \r x"
+        result = runner.invoke(app, ["embed", "--model", "fake:"], input=f"a b\r\n{breaks}\nc".encode())
+        assert result.exit_code == 0, result.output
+        assert np.allclose(json.loads(result.stdout), [expected("a", "b"), expected(*breaks.split()), expected("c")])
+
+    @pytest.mark.parametrize(
+        ("given", "line"),
+        [
+            (b"a\n\xfcber\n", "line 2 of standard input is not UTF-8 (byte 1 is 0xfc): convert it first"),
+            (b"a\n\nb\n", "line 2 of standard input is empty and has no vector: take it out, or fill it"),
+            (b"a\r\n\r\n", "line 2 of standard input is empty and has no vector"),
+        ],
+    )
+    @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
+    def test_lines_that_can_have_no_vector_are_named(self, given: bytes, line: str, there: list[str]) -> None:
+        """Before a model is loaded or a server asked, and the same for both."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", *there], input=given)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error: {line}")
+
+    @pytest.mark.parametrize(("text", "reason"), [("", "is empty and has no vector"), ("\udcfc", "is not UTF-8")])
+    def test_arguments_that_can_have_no_vector_are_named(self, text: str, reason: str) -> None:
+        """By their place; a wrong command line is exit code 2. Bytes that are no UTF-8 reach Python as surrogates."""
+        result = runner.invoke(app, ["embed", "--model", "fake:", "a", text])
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: text 2 {reason}")
+
     def test_more_texts_than_a_chunk_keep_their_order(self) -> None:
         """The rows of several requests are joined in order."""
         words = [f"w{number}" for number in range(1100)]

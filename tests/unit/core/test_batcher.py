@@ -37,7 +37,7 @@ def idle(lane: Lane) -> bool:
         and admission.tokens == 0
         and all(replica.running == 0 for replica in lane.replicas)
         and not lane._pendings  # the books themselves are what is tested
-        and not lane._shared
+        and not lane._twins
     )
 
 

@@ -71,7 +71,7 @@ def test_batches_stop_at_each_limit() -> None:
     for limits, expected in (
         ({"max_batch_size": 3}, 3),
         ({"max_batch_tokens": 33}, 4),
-        ({"max_batch_ms": 1.0 + 0.02 * 8 * 2}, 2),
+        ({"max_batch_ms": 1.0 + 0.02 * 8 * 7.5}, 7),
     ):
         queue = planner(**limits)
         for number in range(8):

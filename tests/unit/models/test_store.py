@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -138,6 +139,139 @@ def test_leftovers_of_the_dead_are_removed(store: Store) -> None:
     assert not left.exists()
 
 
+def aside(stored: Stored) -> Path:
+    """Where an entry is for the instant in which a new one takes its place."""
+    return stored.path.with_name(f".aside-{stored.path.name}")
+
+
+def test_what_is_replaced_is_deleted_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever dies while an old entry is deleted, the new one is in its place."""
+    put(store, TINY, revision="r1")
+    found: list[bytes] = []
+
+    def delete(path: Path, **options: bool) -> None:
+        stored = Store(store.home).find(TINY)
+        found.append(stored.graph.read_bytes() if stored else b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.models.store.shutil.rmtree", delete)
+        put(store, TINY, revision="r1", content=b"same revision", created=2)
+        put(store, TINY, revision="r2", content=b"other revision", created=3)
+    assert set(found) == {b"same revision", b"other revision"}
+
+
+def test_readers_beside_a_refresh_always_find_the_model(store: Store) -> None:
+    """An entry that is replaced again and again is never absent."""
+    put(store, TINY)
+    done = threading.Event()
+    answers: list[Stored | None] = []
+
+    def read() -> None:
+        reader = Store(store.home)
+        while not done.is_set():
+            answers.append(reader.find(TINY))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(50):
+        put(store, TINY, content=b"x" * number)
+    done.set()
+    thread.join(10)
+    assert answers
+    assert None not in answers
+
+
+@pytest.mark.parametrize("look", ["find", "entries", "working"])
+def test_an_entry_whose_replacement_never_came_is_put_back(store: Store, look: str) -> None:
+    """A process that died between the two renames loses nothing, whoever comes next."""
+    stored = put(store, TINY)
+    stored.path.rename(aside(stored))
+    if look == "find":
+        assert store.find(TINY) == stored
+    elif look == "entries":
+        assert store.entries() == [stored]
+    else:
+        with store.working(TINY):
+            assert stored.path.exists()
+    assert not aside(stored).exists()
+
+
+def test_an_entry_that_was_replaced_does_not_come_back(store: Store) -> None:
+    """A process that died after the second rename leaves one entry too many, which goes with the model."""
+    stored = put(store, TINY)
+    shutil.copytree(stored.path, aside(stored))
+    assert store.find(TINY) == stored
+    store.remove(stored)
+    assert store.entries() == []
+    assert not stored.path.parent.exists()
+
+
+def test_a_rename_that_fails_leaves_the_old_entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses the new one keeps the one that it has."""
+    stored = put(store, TINY)
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name.startswith(".partial") and target == stored.path:
+            raise OSError("no")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="no"):
+        put(store, TINY, content=b"new")
+    assert store.find(TINY) == stored
+    assert stored.graph.read_bytes() == b"graph"
+
+
+def test_a_rename_that_is_under_way_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process holds the model, its second rename is a moment away."""
+    stored = put(store, TINY)
+    with store.working(TINY):
+        stored.path.rename(aside(stored))
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                aside(stored).rename(stored.path)
+
+        monkeypatch.setattr("shoal.models.store.time.sleep", wait)
+        assert store.find(TINY) == stored
+        assert len(waits) == 3
+
+
+def test_a_store_that_cannot_be_written_stays_as_it_is(store: Store) -> None:
+    """What was moved aside is not put back where nothing can be locked; reading goes on."""
+    stored = put(store, TINY)
+    other = put(store, parse_address("org/other"))
+    stored.path.rename(aside(stored))
+    shutil.rmtree(store.home / "locks")
+    (store.home / "locks").write_text("")
+    assert store.find(TINY) is None
+    assert store.entries() == [other]
+    assert aside(stored).exists()
+
+
+def test_a_home_that_is_no_folder_is_said_in_a_line(tmp_path: Path) -> None:
+    """Reading and writing name the place and the way out."""
+    home = tmp_path / "file"
+    home.write_text("")
+    store = Store(home)
+    with pytest.raises(SourceError, match=r"file/models cannot be read \(Not a directory\): set SHOAL_HOME"):
+        store.entries()
+    with pytest.raises(SourceError, match="cannot be read"):
+        store.find(TINY)
+    with pytest.raises(SourceError, match="cannot be written"), store.working(TINY):
+        pytest.fail("work in a file")
+
+
+def test_models_that_are_no_folder_are_said_in_a_line(tmp_path: Path) -> None:
+    """Locks may be had, and still there is no place to work in."""
+    (tmp_path / "models").write_text("")
+    with pytest.raises(SourceError, match=r"cannot be written"), Store(tmp_path).working(TINY):
+        pytest.fail("work in a file")
+
+
 def test_one_worker_at_a_time(store: Store) -> None:
     """A second worker waits for the first and then sees its result; another model is not waited for."""
     order: list[str] = []
@@ -179,6 +313,26 @@ def test_remove_deletes_the_entry_alone(store: Store) -> None:
     store.remove(stored)
     assert store.entries() == [other]
     assert not stored.path.parent.exists()
+
+
+def test_removing_what_somebody_else_removed_is_no_error(store: Store) -> None:
+    """Two that want the same: both have it."""
+    stored = put(store, TINY)
+    store.remove(stored)
+    store.remove(stored)
+    assert store.entries() == []
+
+
+def test_what_cannot_be_removed_is_said_in_a_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights that are missing are named, with the way out."""
+    stored = put(store, TINY)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("shoal.models.store.shutil.rmtree", refuse)
+    with pytest.raises(SourceError, match=r"cannot be removed \(Permission denied\)"):
+        store.remove(stored)
 
 
 def test_remove_refuses_what_is_being_pulled(store: Store) -> None:

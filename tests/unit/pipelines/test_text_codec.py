@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.protocols import TextCodec, Token
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, TooLong
 from shoal.pipelines import codec as codec_module
 from shoal.pipelines.codec import TokenizerCodec
 from shoal.pipelines.tokenizer import TextTokenizer
@@ -48,6 +48,17 @@ async def test_offsets_count_characters(tokenizers: dict[str, TextTokenizer]) ->
     (tokens,) = await codec.tokenize(["слово 🐟 fox"], add_special_tokens=False, prompt_name=None)
     assert tokens[-1].text.strip() == "fox"
     assert (tokens[-1].stop, tokens[-1].special) == (11, False)
+
+
+async def test_requests_without_end_are_refused(tokenizers: dict[str, TextTokenizer]) -> None:
+    """All texts of one request count, with the prompt before each; nothing is cut, so that all are refused."""
+    model = spec(prompts={"four": "fox "})
+    codec = TokenizerCodec(tokenizers["wordpiece"], model)
+    half = " " * (codec_module.MOST_CHARS // 2)
+    assert await codec.tokenize([half, half], add_special_tokens=False, prompt_name=None) == [[], []]
+    with pytest.raises(TooLong, match=rf"have {codec_module.MOST_CHARS + 8} characters.*send them in parts") as caught:
+        await codec.tokenize([half, half], add_special_tokens=False, prompt_name="four")
+    assert caught.value.param == "inputs"
 
 
 async def test_prompts_are_part_of_the_text(tokenizers: dict[str, TextTokenizer]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
+from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, DENSE, READ_CHARS, Fitted, TextTokenizer, most_chars
 from shoal.types import Direction
 from tests.unit.pipelines import tiny_tokenizers
 
@@ -128,11 +128,64 @@ def test_a_tokenizer_that_sees_past_spaces_reads_everything(pairs: dict[str, Pai
 
 
 def test_a_text_that_gives_few_tokens_is_read_further(pairs: dict[str, Pair]) -> None:
-    """Pieces grow until enough tokens came out: a million dropped characters hide no word."""
+    """Pieces grow until enough tokens came out: thousands of dropped characters hide no word."""
     ours, raw = pairs["wordpiece"]
-    text = "the" + " \x00" * 3_000 + " x " + "\u200b" * 500_000 + " quick brown fox" * 400
+    text = "the" + " \x00" * 3_000 + " x " + "\u200b" * 50_000 + " quick brown fox" * 400
     assert ours.fit([text], ["right"], 8)[0].ids == truncated(raw, text, 8, "right")
     assert ours.fit([text[::-1]], ["left"], 8)[0].ids == truncated(raw, text[::-1], 8, "left")
+
+
+@pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
+@pytest.mark.parametrize("direction", ["right", "left"])
+@pytest.mark.parametrize("unit", ["! ", "?! ", "(fox) ", "' ", "1. "])
+def test_spaces_after_punctuation_part_words_too(
+    pairs: dict[str, Pair], kind: str, direction: Direction, unit: str
+) -> None:
+    """Megabytes of them are read no further than prose, and come out in chunks."""
+    ours, raw = pairs[kind]
+    text = unit * 50_000
+    assert len(ours.piece(text, direction, 64)) < 100
+    assert ours.fit([text], [direction], 16)[0].ids == truncated(raw, text, 16, direction)
+    assert max(map(len, ours.chunks(text, 1_000))) < 1_010
+
+
+@pytest.mark.parametrize("kind", [*tiny_tokenizers.KINDS, "unsplit"])
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_no_text_is_read_without_end(pairs: dict[str, Pair], kind: str, direction: Direction) -> None:
+    """Where nothing parts words the cut falls anywhere; tokens so far from it are those of the whole text."""
+    ours, raw = pairs[kind]
+    text = "fox!?" * 40_000
+    assert len(ours.piece(text, direction, 64)) == READ_CHARS
+    fitted = ours.fit([text], [direction], 16)[0]
+    assert fitted.ids == truncated(raw, text, 16, direction)
+    assert not fitted.exact
+    assert 16 < fitted.total < READ_CHARS + 2
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_more_is_read_of_a_text_of_few_tokens(pairs: dict[str, Pair], direction: Direction) -> None:
+    """Up to the bound; a text that hides its words behind it counts as too long, with the tokens that were found."""
+    ours, _ = pairs["wordpiece"]
+    limit = 1_000
+    gap = "\u200b" * (limit * DENSE)
+    text = f"the {gap} fox"
+    whole = ours.encode([text])[0]
+    assert ours.fit([text], [direction], limit)[0] == Fitted(whole, len(whole), True)
+    text = f"the {gap * 10} fox" if direction == "right" else f"fox {gap * 10} the"
+    assert ours.fit([text], [direction], limit)[0] == Fitted(ours.encode(["the"])[0], limit + 1, False)
+    assert most_chars(limit) == limit * 250
+
+
+def test_an_added_token_may_take_the_space_after_it(tmp_path: Path) -> None:
+    """Its end is no place to cut."""
+    raw = tiny_tokenizers.byte_bpe()
+    raw.add_tokens([AddedToken("<x>", rstrip=True)])
+    tiny_tokenizers.save(raw, tmp_path)
+    ours = TextTokenizer(tmp_path, "tokenizer.json")
+    text = "<x> the! " * 100
+    assert {chunk[-1] for chunk in [*ours.chunks(text, 10)][:-1]} == {"!"}
+    joined = [i for ids in ours.encode([*ours.chunks(text, 10)], special=False) for i in ids]
+    assert joined == ours.encode([text], special=False)[0]
 
 
 def test_a_long_text_of_few_tokens_is_not_truncated(pairs: dict[str, Pair]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import BodyTooLarge, Cancelled, Malformed, UnsupportedMediaType
-from shoal.surfaces._body import check_head, leaves_unread, read_body
+from shoal.errors import BodyTooLarge, Cancelled, Malformed, Overloaded, UnsupportedMediaType
+from shoal.surfaces._body import Unfinished, check_head, leaves_unread, read_body
 from shoal.surfaces._request import Request
 
 
@@ -36,6 +37,80 @@ async def test_pieces(pieces: list[bytes], limit: int) -> None:
     else:
         with pytest.raises(BodyTooLarge, match=f"{limit} bytes"):
             await read(pieces, limit)
+
+
+MIB = 2**20
+
+
+class Sender:
+    """Sends a body in pieces, the last of them when it is told to."""
+
+    def __init__(self, pieces: int, size: int) -> None:
+        self.left = [bytes(size)] * pieces
+        self.rest = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def __call__(self) -> Any:
+        if self.left:
+            return {"type": "http.request", "body": self.left.pop(), "more_body": True}
+        self.waits.set()
+        await self.rest.wait()
+        return {"type": "http.request", "body": b"."}
+
+
+async def test_bodies_together_are_bounded() -> None:
+    """Who sends the piece that is too much is refused, and what it had is free at once; the others go on."""
+    unfinished = Unfinished(10 * MIB)
+    first, second = Sender(6, MIB), Sender(4, MIB)
+    reading = [asyncio.create_task(read_body(each, 100 * MIB, unfinished)) for each in (first, second)]
+    await asyncio.gather(first.waits.wait(), second.waits.wait())
+    assert unfinished.size == 10 * MIB
+    with pytest.raises(Overloaded) as caught:
+        await read_body(Sender(10, 10_000), 100 * MIB, unfinished)
+    assert caught.value.retry_after == 1.0
+    assert unfinished.size == 10 * MIB
+    first.rest.set()
+    assert await reading[0] == bytes(6 * MIB) + b"."
+    assert unfinished.size == 4 * MIB
+    reading[1].cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    assert unfinished.size == 0
+
+
+async def test_small_bodies_come_through() -> None:
+    """In one piece or in some, however much large ones hold."""
+    unfinished = Unfinished(0)
+    large, small = Sender(1, MIB), Sender(6, 10_000)
+    reading = asyncio.create_task(read_body(large, 2 * MIB, unfinished))
+    await large.waits.wait()
+    small.rest.set()
+    large.rest.set()
+    assert len(await read_body(small, MIB, unfinished)) == 60_001
+    assert len(await reading) == MIB + 1
+
+
+async def test_a_body_alone_may_be_larger_than_the_bound() -> None:
+    """Its own limit is what the settings say."""
+    unfinished = Unfinished(MIB)
+    alone = Sender(3, MIB)
+    alone.rest.set()
+    assert len(await read_body(alone, 10 * MIB, unfinished)) == 3 * MIB + 1
+    assert unfinished.size == 0
+
+
+@pytest.mark.parametrize("error", [BodyTooLarge, Cancelled])
+async def test_what_a_refused_body_had_is_free(error: type[Exception]) -> None:
+    """Too large, or its client left."""
+    unfinished = Unfinished()
+    messages = [{"type": "http.request", "body": bytes(8), "more_body": True}]
+    end = {"type": "http.request", "body": bytes(8)} if error is BodyTooLarge else {"type": "http.disconnect"}
+
+    async def receive() -> Any:
+        return messages.pop() if messages else end
+
+    with pytest.raises(error):
+        await read_body(receive, 10, unfinished)
+    assert unfinished.size == 0
 
 
 async def test_client_leaves() -> None:

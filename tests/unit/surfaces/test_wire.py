@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shoal.errors import Malformed, WrongType
+from shoal.errors import Malformed, TooLong, WrongType
 from shoal.surfaces import _wire
+from shoal.surfaces._lists import MOST_IDS, TokenId
 
 
 class Inner(msgspec.Struct):
@@ -88,7 +93,7 @@ def test_not_json(decode: _wire.Decoder[Outer], body: bytes) -> None:
 
 
 class Lists(msgspec.Struct):
-    ids: str | list[str | _wire.TokenId | list[_wire.TokenId]]
+    ids: str | list[str | TokenId | list[TokenId]]
     more: int = 0
 
 
@@ -112,7 +117,7 @@ async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) 
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    decoded = await _wire.Decoder(Lists, "test", ids="ids").in_turns(body)
+    decoded = await _wire.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (MANY, 7)
     assert turns >= 2
@@ -133,7 +138,7 @@ async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) 
 )
 async def test_large_bodies_of_other_kinds(ids: Any) -> None:
     """What only looks like lists of ids, or is something else, is decoded as ever."""
-    decoded = await _wire.Decoder(Lists, "test", ids="ids").in_turns(msgspec.json.encode({"ids": ids}))
+    decoded = await _wire.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
     assert decoded.ids == ids
 
 
@@ -150,7 +155,7 @@ async def test_large_bodies_of_other_kinds(ids: Any) -> None:
 async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
     """The error is the one that a small body gets, with its place."""
     with pytest.raises(WrongType) as caught:
-        await _wire.Decoder(Lists, "test", ids="ids").in_turns(msgspec.json.encode({"ids": ids}))
+        await _wire.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
     assert caught.value.message == message
 
 
@@ -159,7 +164,137 @@ async def test_many_ids_that_are_not_json(broken: bytes) -> None:
     """Splitting a body does not make broken JSON whole."""
     body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
     with pytest.raises((Malformed, WrongType)):
-        await _wire.Decoder(Lists, "test", ids="ids").in_turns(body)
+        await _wire.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+
+
+class Optionals(msgspec.Struct, kw_only=True):
+    texts: str | list[str] | None = None
+    more: int = 0
+
+
+def stepping() -> tuple[asyncio.Task[None], list[int]]:
+    """A task that counts the turns that others leave it."""
+    turns = [0]
+
+    async def other() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    return asyncio.create_task(other()), turns
+
+
+TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [
+        ([TEXT, "b", "", TEXT], 8),
+        (TEXT, 1),
+        ([101] * 100_000, 10),
+        ([[101] * 100_000, [], [7], "a", [70_000] * 100_000], 20),
+        (["ab"] * 80_000, 10),
+        (["a", 1, 2, "b", 3, *[4] * 50_000], 3),
+    ],
+)
+async def test_large_values_leave_turns_to_others(given: Any, least: int) -> None:
+    """However the body is large, it is decoded to what it says, in slices that grow in number with it."""
+    body = msgspec.json.encode({"u": [1, {"v": None}], "ids": given, "more": 7})
+    task, turns = stepping()
+    decoded = await _wire.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+    task.cancel()
+    assert (decoded.ids, decoded.more) == (given, 7)
+    assert turns[0] >= least
+
+
+@pytest.mark.parametrize("element", [b"[]", b'"ab"', b"[1,2]"])
+async def test_no_more_is_decoded_than_may_be_there(element: bytes) -> None:
+    """Of a million elements, ten too many are not looked at: the eleventh is enough to count by."""
+    body = b'{"ids":[%b]}' % b",".join([element] * 1_000_000)
+    decoded = await _wire.Decoder(Lists, "test", "ids", 10).in_turns(body)
+    assert decoded.ids == [msgspec.json.decode(element)] * 11
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"), [([0] * (MOST_IDS + 1), "'ids'"), ([[1], [0] * (MOST_IDS + 40_000)], "'ids[1]'")]
+)
+async def test_more_ids_than_any_model_reads(ids: Any, place: str) -> None:
+    """The bound of ids is that of one input, not of the request."""
+    with pytest.raises(TooLong, match=re.escape(f"{place} holds more than 1048576 token ids")):
+        await _wire.Decoder(Lists, "test", "ids", 10).in_turns(msgspec.json.encode({"ids": ids}))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([TEXT, 1], "'texts[1]' is invalid: expected `str`, got `int`."),
+        ([TEXT, []], "'texts[1]' is invalid: expected `str`, got `array`."),
+        ([TEXT, {}], "'texts[1]' is invalid: expected `str`, got `object`."),
+        ([TEXT, TEXT, None], "'texts[2]' is invalid: expected `str`, got `null`."),
+        ({"a": TEXT}, "'texts' is invalid: expected `str | array | null`, got `object`."),
+    ],
+)
+async def test_faults_in_large_lists_of_texts(texts: Any, message: str) -> None:
+    """As in small ones, with the place."""
+    body = msgspec.json.encode({"texts": texts, "more": 7})
+    with pytest.raises(WrongType) as caught:
+        await _wire.Decoder(Optionals, "test", "texts", 100).in_turns(body)
+    assert (caught.value.message, caught.value.param) == (message, "texts")
+
+
+async def test_a_field_that_may_be_missing() -> None:
+    """In a large body as in a small one."""
+    decode = _wire.Decoder(Optionals, "test", "texts", 100)
+    decoded = await decode.in_turns(msgspec.json.encode({"more": 7, "u": TEXT}))
+    assert (decoded.texts, decoded.more) == (None, 7)
+    assert (await decode.in_turns(b'{"texts":null,"more":3' + b" " * 100_000 + b"}")).texts is None
+
+
+async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) -> None:
+    """The first alone is named: there may be millions."""
+    body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        assert (await _wire.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == "a"
+    assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
+
+
+# Long enough that most go the slow way, with every character that means something to JSON.
+scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
+numbers = st.integers(0, 2**31 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ids=scraps | st.lists(scraps | numbers | st.lists(numbers, max_size=5), max_size=8),
+    ascii=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+)
+def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -> None:
+    """Large and small bodies mean the same, whatever their spelling."""
+    body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
+    padded = body[:-1] + b" " * _wire.LARGE + b"}"
+    decode = _wire.Decoder(Lists, "test", "ids", 100)
+    assert asyncio.run(decode.in_turns(padded)) == asyncio.run(decode.in_turns(body))
+
+
+@pytest.mark.parametrize("padding", [0, _wire.LARGE])
+@pytest.mark.parametrize("after", ['"', ' and"', '\\u0041"', '\\n", "more": 1', '", "more": 1'])
+@pytest.mark.parametrize("half", ["ud83d", "uDE00", "udbff"])
+async def test_half_a_character(half: str, after: str, padding: int) -> None:
+    """Half an emoji is called that, with the way out, wherever it stands and whatever msgspec says of it."""
+    body = f'{{"ids": {" " * padding}"caf\\{half}{after}}}'.encode()
+    with pytest.raises(Malformed, match=rf"lone surrogate \\{half}\).*toWellFormed"):
+        await _wire.Decoder(Lists, "test", "ids", 10).in_turns(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"ids":"\\ud83d\\ude00', b'{"ids":"\\\\ud83d', b'{"ids":"\\ud83', b'{"ids":"\\x"}', b'{"ids":"\\u12"}']
+)
+def test_no_half_of_a_character(body: bytes) -> None:
+    """Whole emojis, escaped backslashes and other faults are not taken for one."""
+    with pytest.raises(Malformed, match="could not be read as JSON"):
+        _wire.Decoder(Lists, "test")(body)
 
 
 def test_arrays_at_the_top() -> None:

@@ -143,7 +143,7 @@ class Client:
         return (await self.unary("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, deadline)).live
 
     async def server_ready(self, *, deadline: float) -> bool:
-        """False too while any model that Triton was to load is not ready: after a failed load, until it is unloaded."""
+        """False too after any model failed to load, while all others serve: `server_live` says whether it is there."""
         return (await self.unary("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, deadline)).ready
 
     async def model_ready(self, name: str, version: str = "", *, deadline: float) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
+from shoal.backends.triton.errors import ModelBroken
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
 from shoal.backends.triton.schema import Embedder, Names, detect
 from shoal.core.protocols import EngineFacts, Tensors
@@ -53,15 +54,17 @@ class Target:
     load_timeout_s: float = 600.0
     load: Callable[[], Awaitable[None]] | None = None
 
-    async def find(self, *, again: bool = False) -> Embedder:
-        """Its schema, once it is ready to serve; loads it where that is needed and possible.
+    async def find(self, *, again: bool = False, reload: bool = False) -> Embedder:
+        """Its schema, once it is ready to serve; loads it where that is needed and possible, and for `reload` anew.
 
         `again`: it has served before. Then a model that somebody unloaded on the server is left as it is, while one
         that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
         was unloaded, EngineFailed and SetupError for what the server says of the model.
         """
-        if not await self.serving():
+        serving = await self.serving()
+        if not serving:
             await self._check_absent(again)
+        if reload or not serving:
             if self.load is not None:
                 await self.load()
             else:
@@ -103,6 +106,7 @@ class TritonEngine:
         self.reason = "" if serving else "it was not reached yet"
         self._admit = admit
         self._ready = self._served = serving
+        self._broken = False
         self._closed = False
         self._look = asyncio.Event()
         self._facts = facts_of(name, embedder)
@@ -130,6 +134,8 @@ class TritonEngine:
         try:
             response = await self.target.client.infer(request, deadline)
         except TransportFailed as error:  # also: the model is not loaded there any more
+            # Triton goes on calling a model ready whose process has died; only loading it anew heals it.
+            self._broken = self._broken or isinstance(error, ModelBroken)
             self._lost(error)
             raise
         return self._answer(response, outputs, len(next(iter(inputs.values()))))
@@ -177,6 +183,7 @@ class TritonEngine:
     async def _keep(self) -> None:
         failures = 0
         while True:
+            self._look.clear()  # before the look, so that what a request notices during it is looked at next
             try:
                 await self._look_after()
                 failures = 0
@@ -189,7 +196,6 @@ class TritonEngine:
                 logger.exception("watching %s failed in an unforeseen way", self._facts.name)
                 self._lost(InternalError(f"watching the model failed: {error!r}"))
                 failures += 1
-            self._look.clear()
             pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else LOOK_S
             await self._pause(pause, wake=failures == 0)
 
@@ -198,12 +204,13 @@ class TritonEngine:
             if await self.target.serving():
                 return
             raise TransportFailed("the model is not loaded on the server any more")
-        found = await self.target.find(again=self._served)
+        found = await self.target.find(again=self._served, reload=self._broken)
         if found.tensors != self.embedder.tensors:
             raise ConfigError("the model's tensors are not what they were: restart Shoal to serve it as it is now")
         self.embedder = found
         await self._admit(self)
         self._ready = self._served = True
+        self._broken = False
         self.reason = ""
         logger.info("%s is in service", self._facts.name)
 

@@ -35,6 +35,11 @@ class ModelGone(TransportFailed):
     """The server is there, the model is not: unknown, unloaded, or on its way out."""
 
 
+class ModelBroken(TransportFailed):
+    """The process that a python model runs in has died. Triton goes on calling the model READY and fails every request
+    after a second; only loading it again starts a new process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """A row: `codes` (empty: any) and `words` of which the message has one (empty: any), what they mean and what to
@@ -79,6 +84,7 @@ MEANINGS: tuple[Meaning, ...] = (
         "the batch is larger than Triton, or a proxy before it, takes: lower max_batch_tokens",
     ),
     Meaning((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton has no room for more: try again"),
+    Meaning((Code.INVALID_ARGUMENT,), ("requested model '",), ModelGone, "Triton does not serve the model: load it"),
     Meaning((Code.NOT_FOUND,), (), ModelGone, "Triton does not serve the model: load it"),
     Meaning(
         (Code.UNAVAILABLE,),
@@ -122,9 +128,15 @@ MEANINGS: tuple[Meaning, ...] = (
     ),
     Meaning(
         (Code.INTERNAL, Code.UNKNOWN),
-        ("stub process", "rst_stream", "connection reset", "socket closed", "goaway"),
+        ("stub process",),
+        ModelBroken,
+        "the model's process on Triton has died: load the model again; Triton's log says why",
+    ),
+    Meaning(
+        (Code.INTERNAL, Code.UNKNOWN),
+        ("rst_stream", "connection reset", "socket closed", "goaway"),
         TransportFailed,
-        "the model's process on Triton, or the connection to it, broke: Triton's log says why",
+        "the connection to Triton broke: send the request again",
     ),
     Meaning((), (), EngineFailed, "the model failed on Triton; Triton's log says more"),
 )

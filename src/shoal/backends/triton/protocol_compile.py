@@ -62,7 +62,10 @@ def module_of(file: FileDescriptorProto) -> str:
     for enum in file.enum_type:
         names.append(f'{enum.name} = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["{enum.name}"])')
         names += [f"{value.name} = {value.number}" for value in enum.value]
-    names += [f'{message.name} = _message(DESCRIPTOR.message_types_by_name["{message.name}"])' for message in file.message_type]
+    names += [
+        f'{message.name} = _message(DESCRIPTOR.message_types_by_name["{message.name}"])'
+        for message in file.message_type
+    ]
     data = "\n".join(f"    {line!r}" for line in _pieces(file.SerializeToString(deterministic=True)))
     return MODULE.format(data=data, names="\n".join(names))
 

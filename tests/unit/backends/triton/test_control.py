@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
+import numpy as np
 import pytest
 
+from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control, Indexed, load_request, stats_of
-from shoal.backends.triton.errors import ModelGone
+from shoal.backends.triton.errors import ModelBroken, ModelGone
 from shoal.errors import DeadlineExceeded, ModelFailed, ModelNotFound, SetupError, TransportFailed
 from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
 from tests.fakes.triton import FakeModel, FakeTriton, embedder
@@ -123,6 +125,28 @@ async def test_a_failed_load_tells_the_indexs_reason(triton: FakeTriton, control
     triton.add(FakeModel("bad", loaded=False, load_error="Internal: ImportError: no module named 'x'\n  At: model.py"))
     with pytest.raises(ModelFailed, match=r"'bad': Internal: ImportError: no module named 'x' At: model.py"):
         await control.load("bad", deadline=soon())
+    assert not await control.client.server_ready(deadline=soon())  # though the others serve
+    assert await control.client.server_live(deadline=soon())
+    assert await control.ready("emb", deadline=soon())
+
+
+async def test_a_model_whose_process_died_is_ready_until_asked_and_heals_by_loading(
+    triton: FakeTriton, control: Control
+) -> None:
+    triton.models["emb"].broken = True
+    assert await control.ready("emb", deadline=soon())
+    text = np.array([["a"]], dtype=object)
+    request = pb.ModelInferRequest(model_name="emb")
+    codec.add_input(request, "text", "BYTES", text)
+    with pytest.raises(ModelBroken):
+        await control.client.infer(request, soon())
+    await control.load("emb", deadline=soon())
+    await control.client.infer(request, soon())
+
+
+async def test_files_that_are_not_accepted_are_no_missing_model(triton: FakeTriton, control: Control) -> None:
+    with pytest.raises(ModelFailed, match="failed to poll"):
+        await control.load("ghost", config=embedder("other"), deadline=soon())
 
 
 async def test_a_failed_load_without_a_reason_tells_what_the_call_said(triton: FakeTriton, control: Control) -> None:

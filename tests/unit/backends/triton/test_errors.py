@@ -6,7 +6,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from shoal.backends.triton.errors import MEANINGS, ModelGone, essence, infer_error, meaning, rpc_error, stream_error
+from shoal.backends.triton.errors import (
+    MEANINGS,
+    ModelBroken,
+    ModelGone,
+    essence,
+    infer_error,
+    meaning,
+    rpc_error,
+    stream_error,
+)
 from shoal.errors import (
     Conflict,
     DeadlineExceeded,
@@ -32,9 +41,10 @@ OBSERVED: list[tuple[grpc.StatusCode, str, type[ShoalError]]] = [
     (Code.INVALID_ARGUMENT, "expected 2 string elements for inference input 'IN', got 1", InputRejected),
     (Code.INVALID_ARGUMENT, "parameter keys starting with 'triton_' are reserved for Triton usage.", InputRejected),
     (Code.INVALID_ARGUMENT, "inference request batch-size must be <= 32 for 'emb'", InputRejected),
+    (Code.INVALID_ARGUMENT, "requested model 'zz' is not available", ModelGone),
     (Code.INTERNAL, "failed to load 'nope', failed to poll from model repository", EngineFailed),
     (Code.INVALID_ARGUMENT, "unrecognized load parameter 'foo'.", InputRejected),
-    (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", TransportFailed),
+    (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", ModelBroken),
     (Code.UNAVAILABLE, "Exceeds maximum queue size", Overloaded),
     (Code.UNAVAILABLE, "[request id: 7] Exceeds maximum queue size", Overloaded),
     (Code.UNAVAILABLE, "Request timeout expired", Overloaded),
@@ -85,13 +95,10 @@ def test_a_status_without_words_is_named(code: grpc.StatusCode, details: str | N
 
 
 def test_every_row_is_reached_and_says_something_before_the_servers_words() -> None:
-    reached = {next(row for row in MEANINGS if error.message.startswith(row.saying)) for error in map(_made, OBSERVED)}
-    assert reached == set(MEANINGS)
+    made = [meaning(code, details) for code, details, _ in OBSERVED]
+    said = {row.saying for row in MEANINGS if any(error.message.startswith(row.saying) for error in made)}
+    assert said == {row.saying for row in MEANINGS}
     assert MEANINGS[-1].codes == () and MEANINGS[-1].words == ()
-
-
-def _made(row: tuple[grpc.StatusCode, str, type[ShoalError]]) -> ShoalError:
-    return meaning(row[0], row[1])
 
 
 @pytest.mark.parametrize(("code", "details", "kind"), OBSERVED)
@@ -124,8 +131,10 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         ("[request id: 1] unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]", InputRejected),
         ("[request id: 1] inference request batch-size must be <= 8 for 'm'", InputRejected),
         ("parameter keys starting with 'triton_' are reserved for Triton usage", InputRejected),
+        ("inference input 'n' data-type is 'FP32', but model 'llm' expects 'INT32'", InputRejected),
+        ("unable to find data for input tensor 'zz' for model 'llm' in request.", InputRejected),
         ("Request cancelled by client", TransportFailed),
-        ("Stub process 'm_0_0' is not healthy.", TransportFailed),
+        ("Stub process 'm_0_0' is not healthy.", ModelBroken),
         ("CUDA out of memory", OutOfMemory),
         ("Error generating stream: something", EngineFailed),
     ],

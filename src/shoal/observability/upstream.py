@@ -1,0 +1,49 @@
+"""What backends count of themselves, as Prometheus metrics: beside Shoal's own they tell on which side time goes.
+
+The numbers are the backend's and begin anew when it does, as those of any process that Prometheus reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from shoal.types import ModelStats, Spent
+
+Told: TypeAlias = Iterable[tuple[str, int, ModelStats]]
+"""(served name, number of the replica, its counts)."""
+
+STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+OUTCOMES = ("success", "fail")
+
+
+def families(told: Told) -> Iterator[Metric]:
+    """The counters of all replicas, by model and replica."""
+    rows = list(told)
+    labels = ("model", "replica")
+    requests = CounterMetricFamily(
+        "shoal_backend_requests_total", "Requests that the backend finished.", labels=(*labels, "outcome")
+    )
+    seconds = CounterMetricFamily(
+        "shoal_backend_seconds_total",
+        "Time of requests in the backend: waiting in its own queue, taking inputs, computing, giving outputs.",
+        labels=(*labels, "stage"),
+    )
+    items = CounterMetricFamily("shoal_backend_items_total", "Items that the backend computed.", labels=labels)
+    batches = CounterMetricFamily(
+        "shoal_backend_batches_total", "Executions in the backend, by their size in items.", labels=(*labels, "size")
+    )
+    for model, number, stats in rows:
+        replica = str(number)
+        items.add_metric((model, replica), stats.inference_count)
+        for outcome in OUTCOMES:
+            spent: Spent = getattr(stats.inference_stats, outcome)
+            requests.add_metric((model, replica, outcome), spent.count)
+        for stage in STAGES:
+            spent = getattr(stats.inference_stats, stage)
+            seconds.add_metric((model, replica, stage), spent.ns * 1e-9)
+        for batch in stats.batch_stats:
+            batches.add_metric((model, replica, str(batch.batch_size)), batch.compute_infer.count)
+    yield from (requests, seconds, items, batches)

@@ -1,0 +1,46 @@
+"""Backends' own counts on the metrics page."""
+
+from __future__ import annotations
+
+from shoal.observability.metrics import PrometheusObserver
+from shoal.types import BatchStats, InferenceStats, ModelStats, Spent
+
+STATS = ModelStats(
+    name="m",
+    version="1",
+    inference_count=40,
+    execution_count=7,
+    inference_stats=InferenceStats(
+        success=Spent(count=9, ns=5_000_000_000),
+        fail=Spent(count=2, ns=1),
+        queue=Spent(count=9, ns=250_000_000),
+        compute_infer=Spent(count=9, ns=4_000_000_000),
+    ),
+    batch_stats=[
+        BatchStats(batch_size=1, compute_infer=Spent(count=3, ns=1)),
+        BatchStats(batch_size=8, compute_infer=Spent(count=4, ns=2)),
+    ],
+)
+
+
+def lines(observer: PrometheusObserver) -> set[str]:
+    return {line for line in observer.render().decode().splitlines() if line.startswith("shoal_backend_")}
+
+
+def test_counts_of_each_replica_are_shown() -> None:
+    """Requests by outcome, seconds by stage, items, and batches by size."""
+    observer = PrometheusObserver()
+    observer.backends = [("org/m", 0, STATS), ("org/m", 1, ModelStats(name="m"))]
+    found = lines(observer)
+    assert 'shoal_backend_requests_total{model="org/m",outcome="success",replica="0"} 9.0' in found
+    assert 'shoal_backend_requests_total{model="org/m",outcome="fail",replica="0"} 2.0' in found
+    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="queue"} 0.25' in found
+    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="compute_infer"} 4.0' in found
+    assert 'shoal_backend_items_total{model="org/m",replica="0"} 40.0' in found
+    assert 'shoal_backend_items_total{model="org/m",replica="1"} 0.0' in found
+    assert 'shoal_backend_batches_total{model="org/m",replica="0",size="8"} 4.0' in found
+
+
+def test_without_backends_there_is_nothing() -> None:
+    """A server of local models shows no empty families."""
+    assert not lines(PrometheusObserver())
