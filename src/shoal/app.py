@@ -23,7 +23,6 @@ from shoal.models.address import TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
-from shoal.settings import Settings
 from shoal.surfaces import SURFACES, Front, Options, build_app
 from shoal.surfaces.openapi import OpenApi
 from shoal.types import ModelStats
@@ -44,6 +43,8 @@ STATISTICS_S = 5.0
 
 DISCOVER_S = 10.0
 """Between looks at what a Triton server offers, for addresses that name no model."""
+
+JOINED = "is served"
 
 ASK_AGAIN_S = 1.0
 """Between looks for a server that is not there."""
@@ -78,7 +79,7 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
         plans = [parse_served(text) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())]
-        tritons, host = await _tritons(stack, settings, plans, progress)
+        tritons, host = await _tritons(stack, loaded, plans, progress)
         loader = ModelLoader(loaded, counts, threads, tritons=tritons, host=host, progress=progress)
         lifecycle = gateway.lifecycle = Lifecycle(
             registry,
@@ -105,11 +106,14 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
 
 
 async def _tritons(
-    stack: AsyncExitStack, settings: Settings, plans: Sequence[Served], progress: Progress | None
+    stack: AsyncExitStack, loaded: Loaded, plans: Sequence[Served], progress: Progress | None
 ) -> tuple[Tritons | None, TritonHost | None]:
     """What talks to Triton, where anything does: gRPC takes a fifth of a second to import, and 20 MB."""
+    settings = loaded.settings
     named = any(address.scheme in TRITON_SCHEMES for plan in plans for address in plan.addresses)
-    if not (named or settings.triton or settings.triton_url):
+    # Tables that are not served now may be loaded by name later.
+    tabled = any(one.partition(":")[0] in TRITON_SCHEMES for table in loaded.models.values() for one in table.backends)
+    if not (named or tabled or settings.triton or settings.triton_url):
         return None, None
     from shoal.triton.connections import Tritons
     from shoal.triton.host import TritonHost
@@ -132,11 +136,12 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address) -> 
         try:
             offered = await loader.offered(address)
             gateway.waiting.pop(str(address), None)
+            told = {name: reason for name, reason in told.items() if name in offered}
             for name, found in offered.items():
                 if isinstance(found, str):
                     reason = f"is not served: {found}"
-                elif gateway.registry.get(name) is not None:
-                    continue
+                elif gateway.registry.get(name) is not None or told.get(name) == JOINED:
+                    continue  # also one that is just being unloaded, and is not to come back for that
                 else:
                     reason = _joined(gateway.lifecycle, loader, found)
                 if told.get(name) != reason:
@@ -154,7 +159,7 @@ def _joined(lifecycle: Lifecycle, loader: ModelLoader, found: Served) -> str:
         lifecycle.add(loader.plan(found), required=False)
     except SetupError as error:
         return f"is not served: {error.message}"
-    return "is served"
+    return JOINED
 
 
 async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> None:

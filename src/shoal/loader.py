@@ -30,6 +30,7 @@ from shoal.models.store import Store, Stored
 from shoal.settings import ModelTable, Settings
 
 if TYPE_CHECKING:
+    from shoal.backends.fake import FakeScript
     from shoal.triton.connections import Tritons
     from shoal.triton.host import TritonHost
     from shoal.triton.models import Wanted
@@ -90,12 +91,7 @@ class ModelLoader:
 
     def plan(self, served: Served) -> Plan:
         """What an argument of `shoal serve` stands for. Raises AddressError and ConfigError."""
-        for address in served.addresses:
-            if address.scheme not in SERVED_SCHEMES:
-                known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
-                raise ConfigError(
-                    f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
-                )
+        _check_schemes(served)
         name = served.name or served.addresses[0].id
         if not name:
             raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}#MODEL,...")
@@ -111,7 +107,9 @@ class ModelLoader:
         known = self._plans.get(name)
         try:
             payload = known.payload if known is not None else self._payload(name)
-        except AddressError as error:
+            _check_schemes(payload.served)
+            _scripts(payload.served.addresses)
+        except (AddressError, ConfigError) as error:
             raise InvalidValue(error.message, param="model") from None
         plan = self._plan(known.name if known else payload.served.name, payload, options)
         if known is not None and plan.backend == known.backend:
@@ -236,9 +234,9 @@ class ModelLoader:
         return plan.payload.served
 
     def _open_fake(self, name: str, settings: Settings, addresses: Sequence[Address]) -> Runner:
-        from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, FakeTalker
+        from shoal.backends.fake import FakeEngine, FakePipeline, FakeTalker
 
-        scripts = [FakeScript.parse(dict(address.options)) for address in addresses]
+        scripts = _scripts(addresses)
         engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
         facts = ModelFacts(
             source="fake", backend="fake", tasks=("embed",), dimension=scripts[0].dimension, max_input_tokens=512
@@ -274,6 +272,8 @@ class ModelLoader:
         host = self.host
         if host is None:
             raise ConfigError(NO_TRITON)
+        if len(self._served(plan).addresses) > 1:
+            raise ConfigError(f"{plan.name}: in Triton a model has one address, and instances: set triton_instances")
         await host.reached(report)
         stored: Stored | None = None
         if not await self._in_triton(plan, host):
@@ -380,6 +380,23 @@ class ModelLoader:
         lane = Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
         self._lanes[name] = lane
         return lane
+
+
+def _check_schemes(served: Served) -> None:
+    """Raise ConfigError for an address that nothing here can serve."""
+    for address in served.addresses:
+        if address.scheme not in SERVED_SCHEMES:
+            known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
+            raise ConfigError(
+                f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
+            )
+
+
+def _scripts(addresses: Sequence[Address]) -> list[FakeScript]:
+    """Of the scripted models among the addresses. Raises AddressError for an option that they do not have."""
+    from shoal.backends.fake import FakeScript
+
+    return [FakeScript.parse(dict(address.options)) for address in addresses if address.scheme == "fake"]
 
 
 class _Reporter(Progress):

@@ -103,7 +103,7 @@ async def open_local(
             engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, samples))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
-    facts = _facts(stored[0], engine, engines[0].facts)
+    facts = _facts(stored[0], engine, engines[0].facts, settings)
     return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text), engines, facts)
 
 
@@ -111,7 +111,7 @@ async def _open_engine(
     engine: str, stored: Stored, name: str, settings: Settings, samples: Sequence[Tensors]
 ) -> Engine:
     store = Store(settings.home)
-    kept = store.notes(stored).get("precision")
+    kept = (await asyncio.to_thread(store.notes, stored)).get("precision")
     options = EngineOptions(
         precision=settings.precision,
         streams=settings.streams,
@@ -140,7 +140,7 @@ def precision_samples(pipeline: TextPipeline) -> list[Tensors]:
     return [pipeline.collate(batch, nothing) for batch in [*(rest[at : at + SAMPLE_ROWS] for at in starts), [longest]]]
 
 
-def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts:
+def _facts(stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings) -> ModelFacts:
     manifest = stored.manifest
     spec = manifest.text
     details: dict[str, Any] = {
@@ -149,6 +149,7 @@ def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts
         "similarity": spec.similarity,
         "length_buckets": engine_facts.length_buckets,
         **{key: value for key, value in engine_facts.details.items() if not isinstance(value, Checked)},
+        **limits_of(settings),
     }
     if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
         details["bf16_min_cosine"] = checked.min_cosine
@@ -168,6 +169,16 @@ def _facts(stored: Stored, engine: str, engine_facts: EngineFacts) -> ModelFacts
         verified=manifest.verification.text if manifest.verification else "not verified: no engine was installed",
         details=details,
     )
+
+
+def limits_of(settings: Settings) -> dict[str, Any]:
+    """The settings of a model that its clients may want to know, for the details of its facts."""
+    return {
+        "max_batch_size": settings.max_batch_size,
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_queue_items": settings.max_queue_items,
+        "truncate": settings.truncate,
+    }
 
 
 def space_of(stored: Stored) -> str:

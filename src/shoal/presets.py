@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from shoal.errors import ConfigError
+from shoal.names import is_part
 
 Environ: TypeAlias = Mapping[str, str]
 """What is set and not empty, by name."""
@@ -70,7 +71,6 @@ def read(chosen: Preset, environ: Environ) -> Found:
 
 # triton-grpc-proxy: https://github.com/kozistr/triton-grpc-proxy-rs
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}")
 _URL = re.compile(r"(?:(https?|grpcs?)://)?(\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+)/?", re.IGNORECASE)
 _MISSPELT_PORT = "TRITON_SERVER_PORT_GRPC"
 
@@ -91,7 +91,7 @@ def _read_proxy(environ: Environ) -> Found:
         raise _wrong("TRITON_SERVER_URL", "http://host without a port (that is TRITON_SERVER_GRPC_PORT)", environ)
     if not re.fullmatch(r"[0-9]{1,5}", text["TRITON_SERVER_GRPC_PORT"]):
         raise _wrong("TRITON_SERVER_GRPC_PORT", "a whole number from 1 to 65535", environ)
-    if not _NAME.fullmatch(text["MODEL_NAME"]):
+    if not is_part(text["MODEL_NAME"]):
         raise _wrong("MODEL_NAME", "a model's name: ASCII letters, digits, '.', '_' and '-'", environ)
     if not re.fullmatch(r"[1-9][0-9]{0,18}", text["MODEL_VERSION"]):
         raise _wrong("MODEL_VERSION", "a whole number of at least 1", environ)

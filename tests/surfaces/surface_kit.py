@@ -50,6 +50,7 @@ class Told:
     )
     error: Exception | None = None
     release: asyncio.Event | None = None
+    able: bool = True
     truncated: int = 0
     tasks: list[Embed] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
@@ -83,7 +84,7 @@ class Told:
         raise NotImplementedError
 
     def ready(self) -> bool:
-        return True
+        return self.able
 
     async def aclose(self) -> None:
         return None

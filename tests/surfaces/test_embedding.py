@@ -75,3 +75,16 @@ async def test_wrong_content_type() -> None:
     answer = await serve().call("POST", "/v1/embedding", body=b"[]", headers={"content-type": "text/plain"})
     assert answer.status == 400
     assert "application/json" in answer.json()["msg"]
+
+
+async def test_a_long_list_is_not_decoded_to_its_end() -> None:
+    """The first query too many ends it: what follows is not looked at, and the next request is counted anew."""
+    server = serve(max_inputs=3)
+    body = b'[{"query":"a"},{"query":"b"},{"query":"c"},{"query":"d"},{"nothing":1}]'
+    answer = await server.call("POST", "/v1/embedding", body=body)
+    assert (answer.status, answer.json()) == (
+        400,
+        {"msg": "These are more than the 3 queries of one request; split it."},
+    )
+    for _ in range(2):
+        assert (await server.call("POST", "/v1/embedding", [{"query": "a"}] * 3)).status == 200

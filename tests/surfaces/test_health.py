@@ -62,6 +62,45 @@ async def test_no_model_can_answer() -> None:
     assert (await server.call("GET", "/health/live")).body == b"ok"
 
 
+async def test_a_model_whose_work_has_ended() -> None:
+    """A loaded model that can no longer answer is no health and no readiness, and no list calls it loaded."""
+    server = serve()
+    server.runner.able = False
+    answer = await server.call("GET", "/health")
+    assert answer.status == 503
+    assert answer.body.startswith(b"all-MiniLM-L6-v2: it is loaded, but does not answer: see the server's log")
+    answer = await server.call("GET", "/health/ready")
+    assert (answer.status, answer.json()["status"]) == (503, "failed")
+    assert "does not answer" in answer.json()["models"][MODEL]
+    for path in ("/v1/models", "/models"):
+        (entry,) = (await server.call("GET", path)).json()["data"]
+        assert (entry["status"]["value"], entry["status"]["failed"]) == ("unloaded", True)
+        assert "does not answer" in entry["status"]["error"]
+    entry = (await server.call("GET", f"/v1/models/{MODEL}")).json()
+    assert entry["status"]["failed"] is True
+    server.runner.able = True
+    assert (await server.call("GET", "/health")).status == 200
+
+
+async def test_a_sleeping_model_can_answer() -> None:
+    """It wakes for a request, so that the server is healthy and ready."""
+    server = serve()
+    server.model.resting = True
+    server.model.on("unload")
+    assert (await server.call("GET", "/health")).status == 200
+    assert (await server.call("GET", "/health/ready")).status == 200
+
+
+async def test_a_server_that_is_waited_for() -> None:
+    """Not ready, with the reason under the name that it was given."""
+    server = serve()
+    server.gateway.waiting["triton:gpu:8001"] = "connection refused"
+    answer = await server.call("GET", "/health/ready")
+    assert (answer.status, answer.json()["status"]) == (503, "loading")
+    assert answer.json()["models"] == {MODEL: "ready", "triton:gpu:8001": "connection refused"}
+    assert (await server.call("GET", "/health")).status == 200
+
+
 async def test_draining() -> None:
     """Not ready, but alive."""
     server = serve()

@@ -268,3 +268,10 @@ async def test_a_server_of_fixed_models() -> None:
     assert (await server.call("GET", "/repository_models")).json() == {"models": [{"name": MODEL, "state": "READY"}]}
     answer = await server.call("POST", "/load_sentence_transformer_model", {"model_name": OTHER})
     assert (answer.status, "fixed set of models" in answer.json()["detail"]) == (400, True)
+
+
+async def test_a_large_body_that_says_name() -> None:
+    """The other spelling of the model's name counts in large bodies as in small ones, wherever it stands."""
+    answer = await serve().call("POST", "/infer_text", {"text": ["a" * 100_000, "b"], "name": MODEL})
+    assert answer.status == 200
+    assert len(answer.json()["embedding"]) == 2

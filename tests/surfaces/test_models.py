@@ -295,3 +295,16 @@ def test_how_events_are_told(event: Event, said: dict[str, Any]) -> None:
     assert piece.startswith(b"data: ")
     assert piece.endswith(b"\n\n")
     assert json.loads(piece[len(b"data: ") :]) == said
+
+
+async def test_a_loaded_model_that_does_not_answer() -> None:
+    """No list of models that come and go calls it loaded; it can still be unloaded."""
+    async with living() as life:
+        life.server.runner.able = False
+        (entry,) = (await life.call("GET", "/models")).json()["data"]
+        assert (entry["status"]["value"], entry["status"]["failed"]) == ("unloaded", True)
+        assert (await life.call("GET", "/loaded_models")).json() == {"models": []}
+        (shown,) = (await life.call("GET", "/repository_models")).json()["models"]
+        assert shown["state"] == "UNAVAILABLE"
+        assert "does not answer" in shown["reason"]
+        assert (await life.manage("POST", f"/v1/models/{MODEL}/unload")).status == 200

@@ -54,7 +54,7 @@ names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9
 @settings(max_examples=300, deadline=None)
 @given(name=names)
 def test_the_same_names_as_on_the_command_line(name: str) -> None:
-    """One grammar, though it is written down on both sides of a border that imports may not cross."""
+    """One grammar, and the same reserved words, whoever refuses."""
     try:
         check_name(name)
     except AddressError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,6 +221,19 @@ async def test_info() -> None:
         "sha": None,
         "docker_label": None,
     }
+
+
+async def test_info_of_a_model_with_a_table_of_its_own() -> None:
+    """What its table says stands above the server's settings; a size of 0 is none."""
+    own = {"max_queue_items": 5, "max_batch_tokens": 6, "max_batch_size": 7, "truncate": False}
+    told = ("max_concurrent_requests", "max_batch_tokens", "max_batch_requests", "auto_truncate")
+    runner = Told()
+    runner.facts = replace(runner.facts, details=own)
+    said = (await serve(runner).call("GET", "/info")).json()
+    assert [said[name] for name in told] == [5, 6, 7, False]
+    runner.facts = replace(runner.facts, details={"max_batch_size": 0})
+    said = (await serve(runner, max_batch_size=8).call("GET", "/info")).json()
+    assert [said[name] for name in told] == [16_384, 16_384, 8, True]
 
 
 async def test_info_of_a_model_without_an_id() -> None:

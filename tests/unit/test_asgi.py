@@ -59,6 +59,34 @@ async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest
     await living
 
 
+async def test_with_a_key_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without a model, where the default one is not wanted."""
+    monkeypatch.setenv("SHOAL_API_KEY", "s3cret")
+    monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
+    asgi = _FromEnvironment()
+    life = Call(type="lifespan")
+    living = life.begin(asgi)
+    life.received.put_nowait({"type": "lifespan.startup"})
+    assert (await life.sent.get())["type"] == "lifespan.startup.complete"
+    outside = {"server": ("10.1.2.3", 80), "client": ("10.1.2.4", 5)}
+    assert await Call(**outside).status(asgi) == 200
+    assert await Call(**outside, path="/health/ready").status(asgi) == 200
+    assert await Call(**outside, path="/v1/models").status(asgi) == 401
+    life.received.put_nowait({"type": "lifespan.shutdown"})
+    await living
+
+
+async def test_an_address_that_cannot_be_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be seen without loading a model."""
+    monkeypatch.setenv("SHOAL_MODELS", "tei+http://host#m")
+    life = Call(type="lifespan")
+    life.received.put_nowait({"type": "lifespan.startup"})
+    await life.begin(_FromEnvironment())
+    sent = life.sent.get_nowait()
+    assert sent["type"] == "lifespan.startup.failed"
+    assert "no backend for tei+http" in sent["message"]
+
+
 async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server shows the message; nothing was started."""
     monkeypatch.setenv("SHOAL_PORT", "eighty")

@@ -1,14 +1,43 @@
-"""What a local model is put together from: the batches of its precision check."""
+"""What a local model is put together from: its files, the batches of its precision check, its engines."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from shoal.local import SAMPLE_ROWS, precision_samples
+import msgspec
+import pytest
+
+import shoal.local
+from shoal.backends import Checked, EngineOptions
+from shoal.backends.fake import FakeEngine, FakeScript
+from shoal.errors import MissingExtra, SetupError
+from shoal.local import SAMPLE_ROWS, open_local, precision_samples, prepare_local, prepared, space_of
+from shoal.models.address import parse_address
 from shoal.models.convert import convert
+from shoal.models.progress import Progress
 from shoal.models.samples import TEXTS
+from shoal.models.store import Store, Stored
 from shoal.pipelines.text import TextPipeline
-from tests.unit.models.checkpoints import checkpoint
+from shoal.settings import Settings
+from tests.unit.models.checkpoints import HIDDEN, checkpoint
+from tests.unit.triton.kit import stored_model
+
+ADDRESS = parse_address("hf:org/mini")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=str(tmp_path / "home"), offline=True)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Store:
+    return Store(settings.home)
 
 
 def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
@@ -24,3 +53,134 @@ def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
     assert max(len(batch) for batch in batches) <= SAMPLE_ROWS
     lengths = [length for batch in batches for length in batch.sum(axis=1)]
     assert lengths == sorted(lengths)
+
+
+async def test_preparing_gives_up_the_loop_and_not_its_result(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in a thread, with what it was given."""
+    stored = await asyncio.to_thread(stored_model, store)
+    seen: list[Any] = []
+
+    def work(address: Any, chosen: Settings, *, progress: Any, stop: Any) -> Stored:
+        seen.extend([address, chosen, progress, threading.current_thread() is threading.main_thread()])
+        return stored
+
+    monkeypatch.setattr(shoal.local, "prepare_local", work)
+    progress = Progress()
+    assert await prepared(ADDRESS, settings, progress) is stored
+    assert seen == [ADDRESS, settings, progress, False]
+
+
+async def test_a_preparation_that_is_cancelled_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returns once the thread is through: nobody finds it at work on the files afterwards."""
+    begun, over = threading.Event(), threading.Event()
+
+    def work(*args: Any, stop: Any, **options: Any) -> Any:
+        begun.set()
+        try:
+            stop.wait(20.0)
+        finally:
+            over.set()
+
+    monkeypatch.setattr(shoal.local, "prepare_local", work)
+    running = asyncio.create_task(prepared(ADDRESS, settings))
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert over.is_set()
+
+
+def test_without_an_engine_files_are_prepared_unverified(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line may fetch models on a machine that runs none."""
+    asked: dict[str, Any] = {}
+
+    def prepare(address: Any, **options: Any) -> Any:
+        asked.update(options, address=address)
+
+    def lacking(engine: str) -> str:
+        raise MissingExtra("install an engine", extra="openvino")
+
+    monkeypatch.setattr(shoal.local, "prepare", prepare)
+    monkeypatch.setattr(shoal.local, "choose", lacking)
+    prepare_local(ADDRESS, settings, refresh=True)
+    assert (asked["address"], asked["engine"], asked["refresh"]) == (ADDRESS, None, True)
+    assert asked["access"].offline
+
+
+class Openings:
+    """Stands for the opening of engines."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *stored: Stored) -> None:
+        self.options: list[EngineOptions] = []
+        self.engines: list[FakeEngine] = []
+        self.fails_at = -1
+        found = iter(stored)
+
+        async def prepared(*args: Any) -> Stored:
+            return next(found)
+
+        monkeypatch.setattr(shoal.local, "prepared", prepared)
+        monkeypatch.setattr(shoal.local, "choose", lambda engine: "openvino")
+        monkeypatch.setattr(shoal.local, "opener", lambda engine: self.open)
+
+    async def open(self, graph: Path, *, name: str, options: EngineOptions) -> Any:
+        if len(self.engines) == self.fails_at:
+            raise SetupError("no room for another")
+        self.options.append(options)
+        engine = FakeEngine(FakeScript(), name)
+        checked = options.checked or Checked(key="here", min_cosine=0.9995)
+        facts = replace(engine.facts, precision="bf16", details={"precision_checked": checked, "streams": 2})
+        self.engines.append(engine)
+        return SimpleNamespace(facts=facts, aclose=engine.aclose, ready=engine.ready)
+
+
+async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the manifest and the engine; what the precision check found is kept for the next start."""
+    stored = await asyncio.to_thread(stored_model, store)
+    openings = Openings(monkeypatch, stored, stored)
+    first = await open_local("m", [ADDRESS], settings)
+    facts = first.facts
+    assert (facts.id, facts.backend, facts.dimension, facts.max_input_tokens) == ("org/mini", "openvino", HIDDEN, 16)
+    assert (facts.precision, facts.space) == ("bf16", space_of(stored))
+    assert facts.verified == "not verified: no engine was installed"
+    assert facts.details["bf16_min_cosine"] == 0.9995
+    assert "precision_checked" not in facts.details
+    tokens = await first.codec.tokenize(["fish"], add_special_tokens=False, prompt_name=None)
+    assert [token.text for token in tokens[0]] == ["fish"]
+    await open_local("m", [ADDRESS], settings)
+    assert [options.checked for options in openings.options] == [None, Checked(key="here", min_cosine=0.9995)]
+
+
+async def test_engines_that_were_opened_are_closed_when_the_next_fails(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = await asyncio.to_thread(stored_model, store)
+    openings = Openings(monkeypatch, stored, stored)
+    openings.fails_at = 1
+    with pytest.raises(SetupError, match="no room"):
+        await open_local("m", [ADDRESS, ADDRESS], settings)
+    assert [engine.ready() for engine in openings.engines] == [False]
+
+
+def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
+    """Not of the graph made from them; what is done to a text and its vector counts."""
+    stored = stored_model(store)
+    manifest = stored.manifest
+    shipped = manifest.weights | {"onnx/model.onnx": "cd"}
+
+    def space(**changes: Any) -> str:
+        return space_of(Stored(stored.path, msgspec.structs.replace(manifest, **changes)))
+
+    assert space(weights=shipped, graph_source="shipped") == space() == space_of(stored)
+    text = manifest.text
+    changed = [
+        space(weights={"model.safetensors": "other"}),
+        space(text=msgspec.structs.replace(text, pooling="cls")),
+        space(text=msgspec.structs.replace(text, max_tokens=8)),
+        space(text=msgspec.structs.replace(text, prompts={})),
+    ]
+    assert len({space(), *changed}) == 5

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from shoal.core.batcher import Lane
 from shoal.core.protocols import ModelFacts, TextCodec, Token
-from shoal.errors import Unsupported
+from shoal.errors import ShoalError, Unsupported
 from shoal.types import Chunk, Context, Embed, Embedded, Generate
 
 
@@ -35,6 +35,9 @@ class BatchedRunner:
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        self.lane.when_broken(call)
 
     def ready(self) -> bool:
         return self.lane.ready()

@@ -20,7 +20,7 @@ from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.planner import Limits, Planner, Wait
 from shoal.core.protocols import BatchReport, Counted, Engine, Observer, Pipeline
-from shoal.core.replica import Replica
+from shoal.core.replica import Replica, Turn
 from shoal.core.threads import Threads
 from shoal.core.twins import Twins
 from shoal.errors import (
@@ -50,6 +50,7 @@ class _Run:
     flush: str
     trial: Trial
     started: float
+    turn: Turn
     task: asyncio.Task[None] | None = None
 
 
@@ -284,10 +285,10 @@ class Lane:
             self._intake.moved(item.waiters[0][0], 1)
 
     def _launch(self, replica: Replica, items: list[Item], flush: str, trial: Trial) -> None:
-        run = _Run(next(_batch_ids), items, replica, flush, trial, self._clock())
+        now = self._clock()
+        run = _Run(next(_batch_ids), items, replica, flush, trial, now, replica.start(now))
         for item in items:
             self._moved(item)
-        replica.running += 1
         self._runs.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
         run.task.add_done_callback(lambda _: self._ended(run))
@@ -301,7 +302,7 @@ class Lane:
 
     def _release(self, run: _Run) -> None:
         self._runs.discard(run)
-        run.replica.running -= 1
+        run.replica.end(run.turn, self._clock())
 
     async def _execute(self, run: _Run) -> None:
         error: ShoalError
@@ -332,7 +333,7 @@ class Lane:
         self._release(run)
         self._pump()
         padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
-        run.replica.finished(padded, seconds)
+        run.replica.finished(padded, started + seconds - max(started, run.turn.began))
         finishing = self._clock()
         rows = self.pipeline.finish(outputs, prepared)
         self._observer.inferred(self.options.model, "finish", self._clock() - finishing)
@@ -412,7 +413,7 @@ class Lane:
     def _die(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
         self.failure = InternalError(
-            f"the batcher of {self.options.model!r} stopped: load the model again or restart the server, and report this"
+            f"the batcher of {self.options.model!r} stopped: load the model again or restart the server, and tell us"
         )
         for pending in list(self._pendings):
             pending.fail(self.failure)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from shoal.core.lifecycle import Lifecycle
 from shoal.core.limits import traffic_of
@@ -43,6 +43,7 @@ class Gateway:
         self.waiting: dict[str, str] = {}
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
+        registry.gone = self._counts.forget
         self._streams = StreamLimit(max_streams)
         self._clock = clock
 
@@ -100,13 +101,22 @@ class Gateway:
             self._observer.finished(model.name, "generate", outcome, self._clock() - started, None)
 
     def codec(self, model: str) -> TextCodec:
-        """The model's tokenizer. Raises ModelNotFound, ModelNotReady (also of a model that sleeps: `wake` it first),
-        Unsupported."""
-        found = self.registry.find(model)
-        runner = found.ready_runner()
-        if not isinstance(runner, TextCodec):
-            raise Unsupported(f"the model {found.name!r} does not show its tokenizer", param="model")
-        return runner
+        """The model's tokenizer. Raises ModelNotFound, ModelNotReady (also of a model that sleeps: `using_codec` wakes
+        it), Unsupported."""
+        return _codec(self.registry.find(model))
+
+    @asynccontextmanager
+    async def using_codec(self, name: str, ctx: Context) -> AsyncGenerator[TextCodec]:
+        """The model's tokenizer: it wakes for it, and does not fall asleep before the end. Raises ModelNotFound,
+        ModelNotReady, Unsupported, and what Lifecycle.wake raises."""
+        model = self.registry.find(name)
+        model.enter()
+        try:
+            if model.resting and self.lifecycle is not None:
+                await self.lifecycle.wake(model, ctx)
+            yield _codec(model)
+        finally:
+            model.leave()
 
     async def wake(self, name: str, ctx: Context) -> None:
         """Return when the model is not asleep, for what needs it otherwise than by a task. Raises ModelNotFound, and
@@ -167,6 +177,13 @@ class Gateway:
         except ShoalError as error:
             self.refused(error)
             raise
+
+
+def _codec(model: Model) -> TextCodec:
+    runner = model.ready_runner()
+    if not isinstance(runner, TextCodec):
+        raise Unsupported(f"the model {model.name!r} does not show its tokenizer", param="model")
+    return runner
 
 
 def _able(model: Model, task: TaskKind) -> Runner | None:

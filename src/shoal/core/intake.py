@@ -2,7 +2,9 @@
 
 Measured reasons for the numbers: a hop to a thread costs about 110 us and tokenising a short text about 30 us, so small
 jobs run inline; a large job holds the interpreter between its parts, so jobs are cut at `JOB_ITEMS`; a bulk request is
-prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one.
+prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one. One
+text cannot be cut: those that alone are more than a job (`JOB_TOKENS`) leave a thread to the others, and a short text
+waits for no thread at all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from shoal.core.pending import Pending
 from shoal.core.protocols import Pipeline, Prepared
@@ -23,6 +26,7 @@ from shoal.types import TrafficClass
 logger = logging.getLogger("shoal.core")
 
 JOB_ITEMS = 64
+JOB_TOKENS = 1024 * JOB_ITEMS
 INLINE_TOKENS = 512
 AHEAD = 256
 
@@ -37,11 +41,16 @@ class Intake:
         self._threads = threads
         self._deliver = deliver
         self._waiting: dict[TrafficClass, deque[Pending]] = {"interactive": deque(), "bulk": deque()}
+        self._large: deque[Pending] = deque()
+        self._fresh: list[Pending] = []
         self._jobs = 0
+        self._large_jobs = 0
         self._scheduled = False
 
     def add(self, pending: Pending) -> None:
-        self._waiting[pending.traffic].append(pending)
+        self._put(pending)
+        if pending.traffic == "interactive":
+            self._fresh.append(pending)
         self._schedule()
 
     def moved(self, pending: Pending, items: int) -> None:
@@ -56,41 +65,70 @@ class Intake:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
+    def _put(self, pending: Pending) -> None:
+        large = _next(pending) > JOB_TOKENS
+        (self._large if large else self._waiting[pending.traffic]).append(pending)
+
     def _tick(self) -> None:
         self._scheduled = False
         inline = INLINE_TOKENS
-        while self._jobs < self._threads.count:
+        threads = self._threads.count
+        while self._large and self._jobs < threads and self._large_jobs < max(1, threads - 1):
+            pending = self._large.popleft()
+            if not pending.done and (job := _take(pending, 1)):
+                self._large_jobs += 1
+                self._send(job, large=True)
+                self._put_back(pending)
+        while self._jobs < threads:
             job = self._collect()
             if not job:
+                self._fresh.clear()
                 return
-            tokens = sum(pending.estimates[index] for pending, index in job)
-            if tokens <= inline:
+            if (tokens := _tokens(job)) <= inline:
                 inline -= tokens
                 self._finish(job, self._prepare(job))
             else:
-                self._jobs += 1
-                future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
-                future.add_done_callback(partial(self._finish_job, job))
+                self._send(job)
+        self._short(inline)
+
+    def _short(self, inline: int) -> None:
+        """While all threads are busy: prepare what is new and short here."""
+        job: list[tuple[Pending, int]] = []
+        for pending in self._fresh:
+            if not pending.done:
+                piece = _take(pending, JOB_ITEMS - len(job), inline)
+                inline -= _tokens(piece)
+                job += piece
+        self._fresh = [each for each in self._fresh if _unfinished(each) and _next(each) <= INLINE_TOKENS]
+        if self._fresh:
+            self._schedule()
+        if job:
+            self._finish(job, self._prepare(job))
+
+    def _send(self, job: list[tuple[Pending, int]], *, large: bool = False) -> None:
+        self._jobs += 1
+        future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
+        future.add_done_callback(partial(self._finish_job, job, large))
 
     def _collect(self) -> list[tuple[Pending, int]]:
         """The next items, interactive requests first, then a piece of each bulk request in turn."""
         job: list[tuple[Pending, int]] = []
+        left = JOB_TOKENS
         for queue in self._waiting.values():
             for _ in range(len(queue)):
-                room = JOB_ITEMS - len(job)
-                if not room:
+                if len(job) == JOB_ITEMS:
                     return job
                 pending = queue.popleft()
-                if pending.done:
-                    continue
-                start = pending.cursor
-                stop = min(start + room, start + AHEAD - pending.ahead, len(pending.tokens))
-                pending.cursor = stop
-                pending.ahead += stop - start
-                job.extend((pending, index) for index in range(start, stop))
-                if stop < len(pending.tokens) and pending.ahead < AHEAD:
-                    queue.append(pending)
+                if not pending.done:
+                    piece = _take(pending, JOB_ITEMS - len(job), left)
+                    left -= _tokens(piece)
+                    job += piece
+                    self._put_back(pending)
         return job
+
+    def _put_back(self, pending: Pending) -> None:
+        if _unfinished(pending):
+            self._put(pending)
 
     def _prepare(self, job: list[tuple[Pending, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
@@ -105,9 +143,13 @@ class Intake:
         return outcomes, time.perf_counter() - started
 
     def _finish_job(
-        self, job: list[tuple[Pending, int]], future: asyncio.Future[tuple[list[Prepared | ShoalError], float]]
+        self,
+        job: list[tuple[Pending, int]],
+        large: bool,
+        future: asyncio.Future[tuple[list[Prepared | ShoalError], float]],
     ) -> None:
         self._jobs -= 1
+        self._large_jobs -= large
         if not future.cancelled():
             self._finish(job, future.result())
         self._schedule()
@@ -117,3 +159,28 @@ class Intake:
         for pending, _ in job:
             pending.prepare_seconds = max(pending.prepare_seconds, seconds)
         self._deliver([(pending, index, outcome) for (pending, index), outcome in zip(job, outcomes, strict=True)])
+
+
+def _take(pending: Pending, items: int, tokens: float = inf) -> list[tuple[Pending, int]]:
+    """The request's next items, so many and of so many tokens at most, and no further ahead than it may be."""
+    start = stop = pending.cursor
+    end = min(start + items, start + AHEAD - pending.ahead, len(pending.tokens))
+    while stop < end and pending.estimates[stop] <= tokens:
+        tokens -= pending.estimates[stop]
+        stop += 1
+    pending.cursor = stop
+    pending.ahead += stop - start
+    return [(pending, index) for index in range(start, stop)]
+
+
+def _tokens(job: list[tuple[Pending, int]]) -> int:
+    return sum(pending.estimates[index] for pending, index in job)
+
+
+def _next(pending: Pending) -> int:
+    return pending.estimates[pending.cursor]
+
+
+def _unfinished(pending: Pending) -> bool:
+    """Whether more of it may be prepared now."""
+    return not pending.done and pending.cursor < len(pending.tokens) and pending.ahead < AHEAD

@@ -19,6 +19,7 @@ from shoal.core.events import Event
 from shoal.core.jobs import Action, Job, Jobs
 from shoal.core.listing import Listing, Status
 from shoal.core.loading import Entry, Fetched, Loader, LoadOptions, Plan, Report
+from shoal.core.protocols import Breakable, Runner
 from shoal.core.registry import Model, Registry
 from shoal.core.residents import Residents
 from shoal.core.room import Bounds
@@ -41,6 +42,7 @@ from shoal.types import Context
 logger = logging.getLogger("shoal.core")
 
 _DEFAULTS = LoadOptions()
+_NO_ROOM = "waiting until another model may be put to sleep"
 
 
 class Lifecycle:
@@ -174,13 +176,21 @@ class Lifecycle:
         The caller has entered the model (`Model.enter`), so that it does not fall asleep again at once.
 
         Raises DeadlineExceeded, ModelNotReady (somebody unloads it), ModelFailed or Unavailable with the reason why it
-        could not be loaded; it then sleeps on, and a later request tries again.
+        could not be loaded (Unavailable too when all others stay busy until the deadline); it then sleeps on, and a
+        later request tries again.
         """
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
                 while model.resting:
                     await self._waking(model).wait()
         except TimeoutError:
+            if model.note == _NO_ROOM:
+                raise Unavailable(
+                    f"the model {model.name!r} sleeps, and all that are loaded were busy as long as this could wait:"
+                    " try again, or raise max_loaded_models or max_loaded_bytes",
+                    param="model",
+                    retry_after=2.0,
+                ) from None
             doing = f" ({model.note})" if model.note else ""
             raise DeadlineExceeded(
                 f"the model {model.name!r} was asleep and did not wake in time{doing}: allow more time"
@@ -316,6 +326,8 @@ class Lifecycle:
             work.job.changed = False
             return
         work.model = model
+        if model.state == "failed" and model.runner is not None:
+            await self._clear(model, model.runner)
         if model.state != "loading":
             work.keep = model.state == "failed"  # it was there before, and is not to vanish for another try
             model.error = None
@@ -338,8 +350,25 @@ class Lifecycle:
                 " `shoal pull` it first"
             ) from None
         model.loaded(runner)
+        if isinstance(runner, Breakable):
+            runner.when_broken(partial(self._broke, model, runner))
         logger.info("%s is ready", model.name)
         self._residents.fell_idle(model)
+
+    def _broke(self, model: Model, runner: Runner, error: ShoalError) -> None:
+        model.broke(runner, error)
+        self._standing.tell(model.name)
+        self._residents.tell()
+
+    async def _clear(self, model: Model, runner: Runner) -> None:
+        """Close what a model was served by that broke; what cannot be closed well is not in the way of a new one."""
+        assert model.plan is not None
+        try:
+            await self._loader.close(model.plan, runner)
+        except ShoalError as error:
+            logger.warning("closing %s, which broke: %s", model.name, error.message)
+        model.runner = None
+        self._residents.free(model)
 
     async def _download(self, plan: Plan, work: Work) -> None:
         fetched = await self._loader.fetch(plan, self._standing.report(work.job, None))
@@ -441,7 +470,7 @@ class Lifecycle:
         while not (taken := self._residents.take(model, plan.size)):
             if taken is None and work.job.action == "wake" and not model.inflight:
                 raise Unavailable("everything that is loaded is busy, and nobody waits for this any longer")
-            report("waiting until another model may be put to sleep")
+            report(_NO_ROOM if taken is None else "waiting until another model has gone to sleep")
             await self._residents.news()
         return True
 

@@ -188,6 +188,14 @@ class Statistics(Protocol):
     async def statistics(self) -> list[ModelStats]: ...
 
 
+@runtime_checkable
+class Breakable(Protocol):
+    """Optional: a runner that can stop for good while it is loaded. `call` is called at most once, on the loop, with
+    the reason; the model is then failed until it is loaded again. Requests in flight were answered with it before."""
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What a served model says of itself on /v1/models/{id}, /info and the start-up banner.
@@ -321,6 +329,7 @@ class Observer:
 __all__ = [
     "Access",
     "BatchReport",
+    "Breakable",
     "CostModel",
     "Counted",
     "Engine",

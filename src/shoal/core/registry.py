@@ -21,7 +21,7 @@ LONGEST_SHOWN = 200
 class ModelCard:
     """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load and stay
     while it sleeps. `note`: what it does or waits for, "" when there is nothing to say. `sleeping`: not loaded now, and
-    loaded again by the next request."""
+    loaded again by the next request. `broken`: it was loaded, and stopped."""
 
     name: str
     aliases: tuple[str, ...]
@@ -32,16 +32,21 @@ class ModelCard:
     default_for: tuple[TaskKind, ...]
     note: str = ""
     sleeping: bool = False
+    broken: bool = False
 
     def refusal(self) -> CapacityError:
         """Why it cannot answer: ModelFailed with the reason, else ModelNotReady."""
         if self.state == "failed" and self.error is not None:
-            return ModelFailed(f"the model {self.name!r} failed to load: {self.error}", param="model")
+            what = "stopped working" if self.broken else "failed to load"
+            return ModelFailed(f"the model {self.name!r} {what}: {self.error}", param="model")
         doing = f"{self.state} ({self.note})" if self.note else self.state
         return ModelNotReady(f"the model {self.name!r} is {doing}: try again soon", param="model", retry_after=2.0)
 
 
 def _nobody() -> None: ...
+
+
+def _unheard(name: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +102,12 @@ class Model:
         self.error = error
         self.on("load_failed")
 
+    def broke(self, runner: Runner, error: ShoalError) -> None:
+        """Its runner stopped for good. It stays, closed by whatever is done to the model next."""
+        if self.runner is runner and self.state == "ready":
+            self.error = error
+            self.on("broke")
+
     def ready_runner(self) -> Runner:
         """Its runner. Raises ModelFailed with the reason, and ModelNotReady in every other state but ready."""
         if self.runner is None or self.state != "ready":
@@ -115,13 +126,16 @@ class Model:
             self.default_for,
             self.note,
             self.resting,
+            self.state == "failed" and self.runner is not None,
         )
 
 
 class Registry:
-    """Models by name and alias, in the order in which they were named. A name means one model, always."""
+    """Models by name and alias, in the order in which they were named. A name means one model, always. `gone` hears
+    the name of each that was removed."""
 
     def __init__(self) -> None:
+        self.gone: Callable[[str], None] = _unheard
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
 
@@ -143,6 +157,7 @@ class Registry:
         self._models.pop(model.name, None)
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
+        self.gone(model.name)
 
     def get(self, name: str) -> Model | None:
         """The model of exactly that name or alias."""

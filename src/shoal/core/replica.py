@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from shoal.core.cost import OnlineCost
 from shoal.core.planner import LOOK_AGAIN_S
@@ -16,12 +17,21 @@ BUSY_PAUSE_S = 0.1
 """How long a replica is left alone that was too busy and did not say for how long it will be."""
 
 
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
+    before it ended."""
+
+    began: float
+    waits: bool
+
+
 class Replica:
     """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.running = 0
+        self._turns: list[Turn] = []
         self._stated = engine.facts
         self._cost = OnlineCost(self._stated.cost)
         self._most_tokens: int | None = None
@@ -29,6 +39,11 @@ class Replica:
         self._pause = FIRST_PAUSE_S
         self._held_until = 0.0
         self._facts: EngineFacts | None = None
+
+    @property
+    def running(self) -> int:
+        """Batches in flight."""
+        return len(self._turns)
 
     @property
     def facts(self) -> EngineFacts:
@@ -58,17 +73,35 @@ class Replica:
 
     def idle_cores(self) -> int:
         """Batches that could start now and be computed side by side with what runs."""
-        return max(0, (self._stated.parallel or self._stated.slots) - self.running)
+        return max(0, self._cores - self.running)
 
     def load(self) -> float:
         """Orders free replicas: the one that would answer a short text first."""
         return self.facts.cost.seconds(32) * (1 + self.running)
 
+    def start(self, now: float) -> Turn:
+        """A batch goes there; `end` gives its slot back."""
+        turn = Turn(now, waits=self.running >= self._cores)
+        self._turns.append(turn)
+        return turn
+
+    def end(self, turn: Turn, now: float) -> None:
+        self._turns.remove(turn)
+        for each in islice(self._turns, self._cores):
+            if each.waits:
+                each.began, each.waits = now, False
+
     def finished(self, tokens: int, seconds: float) -> None:
-        """A batch came back: learn its cost, and trust the replica again."""
+        """A batch came back after so many seconds of its own turn: learn its cost, and trust the replica again. Its
+        wait behind another batch is no cost: it would look like a dear call, for which batches grow, which makes the
+        next wait longer."""
         self._cost.observe(tokens, seconds)
         self._facts = None
         self._pause = FIRST_PAUSE_S
+
+    @property
+    def _cores(self) -> int:
+        return self._stated.parallel or self._stated.slots
 
     def lost(self, now: float) -> None:
         """The replica was not there: leave it alone for a while, longer each time. Batches that were lost together are

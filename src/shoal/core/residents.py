@@ -82,7 +82,8 @@ class Residents:
     def _resident(self, model: Model, size: int) -> Resident:
         if model.state == "unloading":
             return Resident(model.name, size, "leaving")
-        idle = model.state == "ready" and not model.inflight and not self._working(model.name)
+        # One that broke holds its memory too, and gives it back like others.
+        idle = model.state in ("ready", "failed") and not model.inflight and not self._working(model.name)
         return Resident(model.name, size, "idle" if idle else "busy", model.last_used)
 
     def _expire(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
-from shoal.core.protocols import ModelFacts, Runner
-from shoal.errors import Unsupported
+from shoal.core.protocols import Breakable, ModelFacts, Runner
+from shoal.errors import ShoalError, Unsupported
 from shoal.types import Chunk, Context, Embed, Embedded, Generate, TaskKind
 
 
@@ -30,6 +30,11 @@ class ByTask:
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         return self._for("generate").stream(task, ctx)
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        for runner in self._runners:
+            if isinstance(runner, Breakable):
+                runner.when_broken(call)
 
     def ready(self) -> bool:
         return all(runner.ready() for runner in self._runners)

@@ -22,14 +22,13 @@ from pathlib import PurePath
 import msgspec
 
 from shoal.errors import AddressError
+from shoal.names import RESERVED, RULE, is_name, is_part
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 TRITON_SCHEMES = ("triton", "tritons")
 REMOTE_SCHEMES = (*TRITON_SCHEMES, "tei+http", "tei+https", "openai+http", "openai+https")
 SCHEMES = (*LOCAL_SCHEMES, *REMOTE_SCHEMES, "fake")
-RESERVED_NAMES = frozenset({"sse", "load", "unload"})
 
-_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}")
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+]*):(.*)", re.DOTALL)
@@ -99,13 +98,9 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_name(name: str) -> str:
     """Answer `name` if it may be a served model's name, else raise AddressError."""
-    parts = name.split("/")
-    if len(parts) > 2 or not all(_PART.fullmatch(part) for part in parts):
-        raise AddressError(
-            f"{name!r} cannot name a model: use ASCII letters, digits, '.', '_' and '-' with at most one '/', "
-            "1 to 96 characters a part, no leading dot"
-        )
-    if name in RESERVED_NAMES:
+    if not is_name(name):
+        raise AddressError(f"{name!r} cannot name a model: {RULE}")
+    if name in RESERVED:
         raise AddressError(f"{name!r} is reserved by the API: choose another name")
     return name
 
@@ -162,10 +157,9 @@ def _own_name(address: Address) -> str:
 
 def _parse_hub(scheme: str, text: str) -> Address:
     repository, at, revision = text.partition("@")
-    parts = repository.split("/")
-    if len(parts) > 2 or not all(_PART.fullmatch(part) for part in parts):
+    if not is_name(repository):
         raise AddressError(f"{text!r} is not a model of the hub: write org/name or org/name@revision")
-    if at and not (len(revision) <= 96 and all(_PART.fullmatch(part) for part in revision.split("/"))):
+    if at and not (len(revision) <= 96 and all(map(is_part, revision.split("/")))):
         raise AddressError(f"{text!r}: {revision!r} is not a revision: write a branch, a tag or a commit after the '@'")
     return Address(scheme=scheme, target=repository, revision=revision)
 
@@ -198,7 +192,7 @@ def _parse_http(scheme: str, text: str) -> Address:
     place, model = _split_url(scheme, text)
     authority, slash, path = place.partition("/")
     path = path.rstrip("/")
-    if slash and path and not all(_PART.fullmatch(part) for part in path.split("/")):
+    if slash and path and not all(map(is_part, path.split("/"))):
         raise AddressError(f"{scheme}:{text}: the path may hold ASCII letters, digits, '.', '_' and '-' alone")
     if model and (not _UPSTREAM_MODEL.fullmatch(model) or {"", ".", ".."} & set(model.split("/"))):
         raise AddressError(f"{scheme}:{text}: {model!r} does not name a model: write #MODEL as the server lists it")

@@ -27,7 +27,7 @@ UNKNOWN = "unknown"
 MAX_MODELS = 1000
 """Names that may become labels in a server's life; loading and unloading ever new ones ends here."""
 
-STATES = ("loading", "ready", "failed", "unloading")
+STATES = ("loading", "ready", "failed", "unloading", "unloaded")
 
 # A lone short text takes 1-3 ms, a batch at most 40 ms, the starvation guard acts at 250 ms, and 30 s is the deadline:
 # dense where latency is judged, with a bound at each of these marks.

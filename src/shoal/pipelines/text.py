@@ -11,7 +11,7 @@ import numpy as np
 from shoal.core.protocols import EngineFacts, Prepared, Tensors, round_up
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong
 from shoal.pipelines import pooling, prompts
-from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer
+from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, most_chars
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
 from shoal.types import Array, Direction, Embed, TextItem, TextSpec
 
@@ -191,9 +191,16 @@ class TextPipeline:
             if not asked.truncate:
                 return too_long(fitted.total, fitted.exact, self.spec.max_tokens)
             if skip and asked.direction == "left":
-                total = fitted.total if fitted.exact else len(self.tokenizer.encode([text])[0])
-                skip = max(len(self.tokenizer.prefix), skip - (total - len(ids)))
+                skip = max(len(self.tokenizer.prefix), skip - self._lost(text, fitted, skip))
         return self._prepared(ids, asked.shape, skip, truncated)
+
+    def _lost(self, text: str, fitted: Fitted, skip: int) -> int:
+        """Tokens that were cut at the left, of which only the first `skip` matter."""
+        lost = fitted.total - len(fitted.ids)
+        if fitted.exact or lost >= skip:
+            return lost
+        whole = len(text) <= most_chars(self.spec.max_tokens)
+        return len(self.tokenizer.encode([text])[0]) - len(fitted.ids) if whole else skip
 
     def _from_ids(self, asked: _Asked, ids: list[int]) -> Prepared | ShoalError:
         if asked.added is not None:

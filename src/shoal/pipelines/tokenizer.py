@@ -28,6 +28,7 @@ MARGIN = 16
 """Normalizers that collapse or prepend blanks can change a token next to the cut; so many are left out of account."""
 WINDOW = 4096
 TRIES = 64
+CHARS_AT_ONCE = 262_144
 READ_CHARS = 65_536
 """A text up to this size is read whole where it must be, whatever the model takes."""
 DENSE = 32
@@ -85,13 +86,15 @@ class TextTokenizer:
             text if len(text) <= size else self.piece(text, direction, size, most)
             for text, direction in zip(texts, directions, strict=True)
         ]
-        fitted = []
-        for i, encoding in enumerate(self.raw.encode_batch_fast(pieces)):
-            ids = encoding.ids
-            if len(ids) <= max_tokens and pieces[i] is texts[i]:
-                fitted.append(Fitted(ids, len(ids), True))
-            else:
-                fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens))
+        fitted: list[Fitted] = []
+        while len(fitted) < len(pieces):
+            start = len(fitted)
+            for i, encoding in enumerate(self.raw.encode_batch_fast(_at_once(pieces, start)), start):
+                ids = encoding.ids
+                if len(ids) <= max_tokens and pieces[i] is texts[i]:
+                    fitted.append(Fitted(ids, len(ids), True))
+                else:
+                    fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens))
         return fitted
 
     def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
@@ -174,6 +177,15 @@ class TextTokenizer:
         room = max(max_tokens - frame, 0)
         start = len(self.prefix) if direction == "right" else len(ids) - len(self.suffix) - room
         return Fitted([*self.prefix, *ids[start : start + room], *self.suffix], total, exact)
+
+
+def _at_once(pieces: list[str], start: int) -> list[str]:
+    """The pieces from `start` that are tokenised in one call: nearly always the rest, and always at least one."""
+    stop, size = start, 0
+    while stop < len(pieces) and (stop == start or size + len(pieces[stop]) <= CHARS_AT_ONCE):
+        size += len(pieces[stop])
+        stop += 1
+    return pieces[start:stop]
 
 
 def _load(folder: Path, file: str) -> Tokenizer:

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.core.lifecycle import Job, Lifecycle, LoadOptions
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
+from shoal.names import NAME, RESERVED, RULE, is_name
 from shoal.surfaces import _wire_models as wire
 from shoal.surfaces._request import JSON, Reply, Request
 
@@ -17,14 +18,9 @@ if TYPE_CHECKING:
 
 WAIT = {"wait": "false: answer 202 with a job at once, instead of when it is done."}
 
-_PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}"
-_NAME = re.compile(rf"{_PART}(?:/{_PART})?")
 # What may follow a name (@revision) or make an address is the loader's to judge; nothing else can begin like a path.
-_SOURCE = re.compile(
-    rf"{_PART}(?:/{_PART})?(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}"
-)
+_SOURCE = re.compile(rf"{NAME}(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}")
 _STEPS = re.compile(r"(?:^|[/:@#])\.{1,2}(?:$|[/@#])")
-_RESERVED = frozenset({"sse", "load", "unload"})
 _SHOWN = 200
 _ENCODE = msgspec.json.Encoder()
 
@@ -39,10 +35,9 @@ def lifecycle_of(gateway: Gateway) -> Lifecycle:
 
 def checked_name(name: str, param: str = "model") -> str:
     """`name`, if it may be a model's. Raises InvalidValue; nothing else has looked at it before."""
-    if _NAME.fullmatch(name) is None or name in _RESERVED:
+    if not is_name(name) or name in RESERVED:
         raise InvalidValue(
-            f"{name[:_SHOWN]!r} cannot name a model; use ASCII letters, digits, '.', '_' and '-' with at most one '/', "
-            f"1 to 96 characters a part, no leading dot, and none of {', '.join(sorted(_RESERVED))}.",
+            f"{name[:_SHOWN]!r} cannot name a model; {RULE}, and none of {', '.join(sorted(RESERVED))}.",
             param=param,
         )
     return name
@@ -50,7 +45,7 @@ def checked_name(name: str, param: str = "model") -> str:
 
 def checked_source(text: str, param: str = "model") -> str:
     """`text`, if it may name a model or say where one comes from. Raises InvalidValue."""
-    if _SOURCE.fullmatch(text) is None or _STEPS.search(text) or text in _RESERVED:
+    if _SOURCE.fullmatch(text) is None or _STEPS.search(text) or text in RESERVED:
         raise InvalidValue(
             f"{text[:_SHOWN]!r} is no model's name or address; write org/name, org/name@revision or pypi:package.",
             param=param,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.core.lifecycle import Job, Listing
@@ -28,10 +29,20 @@ _STATES: dict[str, wire.StatusValue] = {
 }
 
 
-def served(card: ModelCard) -> wire.ModelEntry:
-    """The entry of a model that is served."""
+MUTE = "it is loaded, but does not answer: see the server's log, and unload and load it if that lasts"
+
+
+def mute(gateway: Gateway) -> set[str]:
+    """Names of models that are loaded and cannot answer, because what works for them has ended or is out of reach."""
+    return {model.name for model in gateway.registry if model.state == "ready" and not model.able()}
+
+
+def served(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
+    """The entry of a model that is served. `silent`: those of `mute`."""
     value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")
     status = wire.ModelStatus(value=value, failed=card.state == "failed", error=card.error, note=card.note)
+    if card.name in silent:
+        status = _MUTE
     entry = _entry(card.name, card.created, status)
     entry.aliases = list(card.aliases)
     entry.default_for = list(card.default_for)
@@ -45,10 +56,14 @@ async def listing(gateway: Gateway) -> list[Listing]:
     if gateway.lifecycle is not None:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await gateway.lifecycle.listing()
+                found = await gateway.lifecycle.listing()
         except (TimeoutError, CapacityError, BackendError):
             pass
-    return [_of(card) for card in gateway.models()]
+        else:
+            silent = mute(gateway)
+            return [replace(each, status="failed", error=MUTE) if each.name in silent else each for each in found]
+    silent = mute(gateway)
+    return [_of(card, silent) for card in gateway.models()]
 
 
 async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
@@ -68,6 +83,9 @@ async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
         entry.architecture = _architecture(entry.tasks)
         entries.append(entry)
     return entries
+
+
+_MUTE = wire.ModelStatus(value="unloaded", failed=True, error=MUTE)
 
 
 def _entry(name: str, created: int, status: wire.ModelStatus) -> wire.ModelEntry:
@@ -99,8 +117,12 @@ def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
     if status.value == "downloading":
         done, total = (job.done, job.total) if job is not None else (None, None)
         status.progress = {each.source or each.name: {"done": done or 0, "total": total or 0}}
-    elif status.value == "loading":
-        status.progress = {"stages": [each.note], "current": each.note, "value": each.fraction or 0.0}
+    elif status.value == "loading" and (each.note or each.fraction is not None):
+        status.progress = {
+            "stages": [each.note] if each.note else [],
+            "current": each.note,
+            "value": each.fraction or 0.0,
+        }
     return status
 
 
@@ -112,14 +134,14 @@ def _architecture(tasks: Iterable[str]) -> wire.Architecture:
     return wire.Architecture(input_modalities=["text"], output_modalities=outputs)
 
 
-def _of(card: ModelCard) -> Listing:
-    entry = served(card)
+def _of(card: ModelCard, silent: Container[str]) -> Listing:
+    entry = served(card, silent)
     return Listing(
         name=card.name,
         source=entry.source or "",
         backend=entry.backend or "",
-        status="failed" if card.state == "failed" else entry.status.value,
-        error=card.error,
+        status="failed" if entry.status.failed else entry.status.value,
+        error=entry.status.error,
         note=card.note,
         created=card.created,
         aliases=card.aliases,

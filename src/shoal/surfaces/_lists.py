@@ -24,11 +24,12 @@ MOST_IDS = 1_048_576
 """Token ids of one input: far more than any model reads."""
 
 _TURN = 32_768  # bytes of short elements: about a millisecond as ids, and ten as empty texts
-_STEP = 262_144  # bytes of one text that are looked through at once
+_STEP = 262_144  # bytes of one text that are decoded at once
 _IDS = msgspec.json.Decoder(list[TokenId])
 _SPACE = re.compile(rb"[ \t\r\n,]*+")
-_INSIDE = re.compile(rb'(?s:[^"\\]++|\\.)*+')
+_INSIDE = re.compile(rb'(?s:[^"\\]++|\\u.{4}|\\[^u])*+')
 _SCALARS = re.compile(rb'[^"\[\]{}]*+')
+_PAIR = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]")
 _WHERE = re.compile(r"(?s)(.*) - at `\$(?:\[(\d+)\])?([^`]*)`$")
 _QUOTE, _OPEN, _CLOSE, _OBJECT = b'"[]{'
 
@@ -51,6 +52,8 @@ class Lists:
     async def decode(self, raw: memoryview) -> Any:
         """`raw` is JSON; nothing of it is kept."""
         at = _end(_SPACE, raw, 0)
+        if raw[at] == _QUOTE:
+            return (await self._text(raw, at, self._plain, self._name))[0]
         if raw[at] != _OPEN:
             return self._checked(self._plain, raw, self._name)
         found: list[Any] = []
@@ -66,8 +69,8 @@ class Lists:
             place = f"{self._name}[{len(found)}]"
             first = raw[at]
             if first == _QUOTE:
-                start, at = at, await _text_end(raw, at)
-                found.append(self._checked(self._item, raw[start:at], place))
+                text, at = await self._text(raw, at, self._item, place)
+                found.append(text)
                 others += 1
             elif first == _OPEN:
                 self._checked(self._item, b"[]", place)
@@ -79,9 +82,25 @@ class Lists:
                 at += 1
             elif first == _OBJECT:
                 self._checked(self._item, b"{}", place)
+                raise TypeError(f"{place}: lists of objects are not decoded here")
             else:
                 ids, at = await self._run(raw, at, self._items, self._name, len(found))
                 found += ids
+
+    async def _text(self, raw: memoryview, at: int, decoder: msgspec.json.Decoder[Any], place: str) -> tuple[str, int]:
+        """The text that begins at `at`, and where it ends."""
+        parts: list[str] = []
+        at += 1
+        while True:
+            stop = _end(_INSIDE, raw, at, at + _STEP)
+            closed = raw[stop] == _QUOTE
+            if not closed:
+                stop = _boundary(raw, stop)
+            parts.append(self._checked(decoder, b'"%b"' % bytes(raw[at:stop]), place))
+            if closed:
+                return "".join(parts), stop + 1
+            at = stop
+            await asyncio.sleep(0)
 
     async def _run(
         self, raw: memoryview, at: int, decoder: msgspec.json.Decoder[list[Any]], place: str, index: int
@@ -142,14 +161,11 @@ def _end(pattern: re.Pattern[bytes], raw: memoryview, at: int, stop: int = 2**62
     return found.end()
 
 
-async def _text_end(raw: memoryview, at: int) -> int:
-    """Behind the quote that closes the text that begins at `at`."""
-    at += 1
-    while True:
-        at = _end(_INSIDE, raw, at, at + _STEP)
-        if raw[at] == _QUOTE:
-            return at + 1
-        await asyncio.sleep(0)
+def _boundary(raw: memoryview, at: int) -> int:
+    """The last place up to `at` that is not inside of a character: of its bytes, or of two escapes that are one."""
+    while raw[at] & 0xC0 == 0x80:
+        at -= 1
+    return at - 6 if _PAIR.fullmatch(raw, at - 6, at + 4) else at
 
 
 def _instead(first: int) -> bytes:

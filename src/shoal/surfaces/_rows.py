@@ -58,10 +58,10 @@ async def arrays_of(lists: Sequence[Sequence[Any]], encode: Callable[[Any], byte
     `encode` answers the JSON array of a slice of one of them.
     """
     pieces: list[bytes] = []
-    written: list[bytes] = []
+    written = [b"["]
     since = 0
     for index, each in enumerate(lists):
-        written.append(b",[" if index else b"[[")
+        written.append(b",[" if index else b"[")
         for start in range(0, len(each), ELEMENTS):
             some = encode(each[start : start + ELEMENTS])[1:-1]
             written += [b",", some] if start else [some]

@@ -11,7 +11,7 @@ import msgspec
 from shoal._version import __version__
 from shoal.core.protocols import Operation
 from shoal.errors import InvalidValue, ShoalError
-from shoal.surfaces import _statistics, _wire
+from shoal.surfaces import _listing, _statistics, _wire
 from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, TEXT, Options, Reply, Request
 from shoal.surfaces.openai import render_error
@@ -107,23 +107,32 @@ class _State:
         return Reply(200 if ready else 503, [JSON], self._detail(status))
 
     async def health(self, request: Request) -> Reply:
-        cards = self._gateway.models()
-        serves = not cards or any(card.state == "ready" for card in cards)
+        models = list(self._gateway.registry)
+        serves = not models or any(model.able() for model in models)
         why = "ok" if serves else self._why()
         if request.accepts_json():
             return Reply(200 if serves else 503, [JSON], self._detail(why))
         if serves:
             return Reply(200, [TEXT], b"ok")
-        return Reply(503, [TEXT], "; ".join(f"{card.name}: {card.error or card.state}" for card in cards).encode())
+        return Reply(503, [TEXT], "; ".join(f"{name}: {state}" for name, state in self._states().items()).encode())
 
     def _why(self) -> Literal["loading", "failed", "draining"]:
         if self._gateway.draining:
             return "draining"
-        return "failed" if any(card.state == "failed" for card in self._gateway.models()) else "loading"
+        failed = any(card.state == "failed" for card in self._gateway.models()) or _listing.mute(self._gateway)
+        return "failed" if failed else "loading"
 
     def _detail(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
-        models = {card.name: card.error or card.state for card in self._gateway.models()}
-        return _ENCODE.encode(_wire.Health(status=status, version=__version__, models=models))
+        return _ENCODE.encode(_wire.Health(status=status, version=__version__, models=self._states()))
+
+    def _states(self) -> dict[str, str]:
+        """Of each model its state, or why it cannot answer; and why servers are waited for."""
+        silent = _listing.mute(self._gateway)
+        states = {
+            card.name: _listing.MUTE if card.name in silent else card.error or card.state
+            for card in self._gateway.models()
+        }
+        return states | {name: why for name, why in self._gateway.waiting.items() if name not in states}
 
 
 class _Metrics:

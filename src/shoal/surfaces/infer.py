@@ -25,7 +25,7 @@ from shoal.errors import (
 )
 from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
 from shoal.surfaces import _wire_infer as wire
-from shoal.surfaces._listing import listing
+from shoal.surfaces._listing import listing, mute
 from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, Options, Reply, Request
 from shoal.surfaces._wire_models import JobList, JobStatus
@@ -193,7 +193,8 @@ class _Life:
         return reply or _said(f"{_titled(name, asked.pretrained)} deleted successfully.")
 
     async def loaded(self, request: Request) -> Reply:
-        names = [card.name for card in self._gateway.models() if card.state == "ready"]
+        silent = mute(self._gateway)
+        names = [card.name for card in self._gateway.models() if card.state == "ready" and card.name not in silent]
         return _jobs.encoded(wire.LoadedModels(models=names))
 
     async def repository(self, request: Request) -> Reply:

@@ -11,7 +11,7 @@ from shoal.core.protocols import Operation
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, WrongType
 from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
 from shoal.surfaces import _wire_models as wire
-from shoal.surfaces._listing import served
+from shoal.surfaces._listing import mute, served
 from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, Options, Reply, Request
 from shoal.types import Direction, Embed, Embedded, TextItem
@@ -204,10 +204,11 @@ class _Models:
         self._decode_settings = _wire.Decoder(wire.LoadSettings, "openai")
 
     async def list(self, request: Request) -> Reply:
-        return _jobs.encoded(wire.ModelList(data=[served(card) for card in self._gateway.models()]))
+        silent = mute(self._gateway)
+        return _jobs.encoded(wire.ModelList(data=[served(card, silent) for card in self._gateway.models()]))
 
     async def show(self, request: Request) -> Reply:
-        return _jobs.encoded(served(self._gateway.model(request.parameter)))
+        return _jobs.encoded(served(self._gateway.model(request.parameter), mute(self._gateway)))
 
     async def download(self, request: Request) -> Reply:
         asked = await self._decode_model.in_turns(request.body or b"{}")

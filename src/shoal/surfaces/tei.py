@@ -223,18 +223,20 @@ class _Info:
 
 
 def _info(name: str, facts: ModelFacts, options: Options) -> _wire.TeiInfo:
+    """What a model's own table changes stands in the details of its facts; all else is as the server's settings."""
+    details = facts.details
     return _wire.TeiInfo(
         model_id=facts.id or name,
         model_sha=facts.revision or None,
         model_dtype=_DTYPES.get(facts.precision, facts.precision),
         served_model_name=name,
         model_type=_wire.TeiModelType(embedding=_wire.TeiPooling(pooling=facts.pooling)),
-        max_concurrent_requests=options.max_queue_items,
+        max_concurrent_requests=details.get("max_queue_items", options.max_queue_items),
         max_input_length=facts.max_input_tokens or 0,
-        max_batch_tokens=options.max_batch_tokens,
-        max_batch_requests=options.max_batch_size,
+        max_batch_tokens=details.get("max_batch_tokens", options.max_batch_tokens),
+        max_batch_requests=details.get("max_batch_size") or options.max_batch_size,
         max_client_batch_size=options.max_inputs,
-        auto_truncate=options.truncate,
+        auto_truncate=details.get("truncate", options.truncate),
         tokenization_workers=1,
         version=__version__,
         sha=None,

@@ -164,19 +164,24 @@ class TritonHost:
         of the load.
         """
         there = await self.held(name)
+        try:
+            await self._write_and_load(name, stored, settings, text_in)
+        except ModelFailed:
+            if there is None:  # what cannot be loaded is not left for the next one to find
+                await self.remove(name)
+            raise
+
+    async def _write_and_load(self, name: str, stored: Stored, settings: Settings, text_in: bool | None) -> None:
         await self.write(name, stored, settings, text_in=text_in)
         try:
             await self.load(name, settings)
         except ModelFailed as error:
-            if settings.triton_platform == "auto" and not self._platforms and _LACKING in error.message:
-                # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
-                logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
-                self._platforms = ("python",)
-                await self.publish(name, stored, settings, text_in=text_in)
-                return
-            if there is None:  # what cannot be loaded is not left for the next one to find
-                await self.remove(name)
-            raise
+            if settings.triton_platform != "auto" or self._platforms or _LACKING not in error.message:
+                raise
+            # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
+            logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
+            self._platforms = ("python",)
+            await self._write_and_load(name, stored, settings, text_in)
 
     async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
         """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.

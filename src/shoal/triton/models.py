@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.triton.engine import RETRY_S, Target, TritonEngine
+from shoal.backends.triton.engine import ANY_BATCH, RETRY_S, Target, TritonEngine
+from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.naming import served_name
 from shoal.backends.triton.schema import Embedder
 from shoal.core.batched import BatchedRunner
@@ -22,6 +23,7 @@ from shoal.core.batcher import Lane
 from shoal.core.probe import TEXTS, Probed, probe
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
 from shoal.errors import ConfigError, DeadlineExceeded, ShoalError, TransportFailed
+from shoal.local import limits_of
 from shoal.models.address import Address, Served, check_name
 from shoal.models.foreign import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.sources import Access
@@ -63,11 +65,19 @@ class TritonRunner(BatchedRunner):
         return [self._stats.get(number) or ModelStats(name=name) for number in range(len(self.targets))]
 
     async def unload(self, timeout_s: float) -> None:
-        """Take the model off its servers; returns when they say that it is gone. Raises what Control.unload raises."""
-        for target in self.targets:
-            await target.control.unload(
-                target.whole or target.model, dependents=True, deadline=time.monotonic() + timeout_s
-            )
+        """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when
+        they say that it is gone. Raises what Control.unload raises, once it was tried on every one."""
+        deadline = time.monotonic() + timeout_s
+        outcomes = await asyncio.gather(
+            *(
+                target.control.unload(target.whole or target.model, dependents=True, deadline=deadline)
+                for target in self.targets
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 async def _statistics(target: Target) -> ModelStats | None:
@@ -89,8 +99,10 @@ async def offered(server: Target, address: Address) -> dict[str, Served | str]:
             continue
         try:
             name = check_name(served_name(one.name) or one.name)
-            await replace(server, model=one.name, version="").find()
+            await replace(server, model=one.name, version="").schema()
             found[name] = Served(name=name, addresses=(msgspec.structs.replace(address, model=one.name),))
+        except ModelGone:  # unloaded meanwhile
+            continue
         except TransportFailed:
             raise
         except ShoalError as error:
@@ -204,11 +216,12 @@ class _Model:
             default_prompt_name=spec.default_prompt_name,
             verified=f"{len(TEXTS)} texts answered, all finite",
             details={
+                **limits_of(wanted.settings),
                 "model": wanted.targets[0].model,
                 "servers": [target.address for target in wanted.targets],
                 "schema": embedder.style,
                 "instances": embedder.instances,
-                "max_batch_size": embedder.max_batch_size,
+                "max_batch_size": min(embedder.max_batch_size or ANY_BATCH, wanted.settings.max_batch_size),
                 "usage": self._usage(pipeline),
             },
         )

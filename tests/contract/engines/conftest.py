@@ -2,23 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.backends import EngineOptions, opener
+from shoal.backends.triton import codec
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.client import Client
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.engine import Target, TritonEngine
+from shoal.backends.triton.schema import Names
 from shoal.core.protocols import Engine
-from tests.contract.engines.tiny import SLOW_WIDTH, Tiny
+from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
+from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
+from tests.unit.triton.kit import grpc_in_use
 
-KINDS = {
-    "openvino": ("openvino", EngineOptions(streams=2, warm_up_s=0.0, precision="f32")),
-    "openvino-one-stream": ("openvino", EngineOptions(streams=1, warm_up_s=0.0, precision="f32")),
-    "onnxruntime": ("onnxruntime", EngineOptions(streams=2, warm_up_s=0.0)),
-    "onnxruntime-one-slot": ("onnxruntime", EngineOptions(streams=1, warm_up_s=0.0)),
+Open = Callable[[Path, Tiny], AbstractAsyncContextManager[Engine]]
+
+
+def here(kind: str, **options: Any) -> Open:
+    """An engine in this process."""
+
+    @asynccontextmanager
+    async def opened(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
+        engine = await opener(kind)(graph, name="tiny", options=EngineOptions(warm_up_s=0.0, **options))
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+    return opened
+
+
+@asynccontextmanager
+async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
+    """A model on a server, which computes what the graph does."""
+
+    async def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        inputs = codec.read_inputs(request)
+        if inputs["input_ids"].shape[1] > len(model.positions):
+            raise Refused("the positions end before", Code.INVALID_ARGUMENT)
+        found = await asyncio.to_thread(model.answer, inputs)
+        asked = {each.name: found[each.name].astype("float32") for each in request.outputs}
+        return reply(request, final=None, **asked)
+
+    config = pb.ModelConfig(name="tiny", max_batch_size=64)
+    config.parameters["shoal_precision"].string_value = "f32"
+    for name in ("input_ids", "attention_mask"):
+        config.input.add(name=name, data_type=pb.TYPE_INT64, dims=[-1])
+    for name in OUTPUTS:
+        config.output.add(name=name, data_type=pb.TYPE_FP32, dims=[model.table.shape[1]])
+    async with grpc_in_use(), FakeTriton() as server:
+        server.add(FakeModel("tiny", config=config, answer=answer))
+        client = Client(server.target)
+        names = Names(outputs={name: name for name in OUTPUTS})
+        target = Target(client=client, control=Control(client), address="triton://fake#tiny", model="tiny", names=names)
+
+        async def admit(engine: TritonEngine) -> None:
+            await engine.infer({}, [], {}, time.monotonic())
+
+        engine = TritonEngine(target, "tiny-0", embedder=await target.find(), admit=admit, serving=True)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+            await client.aclose()
+
+
+HERE: dict[str, Open] = {
+    "openvino": here("openvino", streams=2, precision="f32"),
+    "openvino-one-stream": here("openvino", streams=1, precision="f32"),
+    "onnxruntime": here("onnxruntime", streams=2),
+    "onnxruntime-one-slot": here("onnxruntime", streams=1),
 }
-"""Name to the engine and its options; a new engine is one line here."""
+KINDS: dict[str, Open] = HERE | {"triton": triton}
+"""Name to how it is opened; a new engine is one line here."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +106,30 @@ def slow_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=KINDS)
 async def subject(request: pytest.FixtureRequest, graph: Path) -> AsyncIterator[Subject]:
-    kind, options = KINDS[request.param]
-    engine = await opener(kind)(graph, name="tiny", options=options)
-    yield Subject(engine, Tiny())
-    await engine.aclose()
+    model = Tiny()
+    async with KINDS[request.param](graph, model) as engine:
+        yield Subject(engine, model)
+
+
+@pytest.fixture(params=HERE)
+async def local(request: pytest.FixtureRequest, graph: Path) -> AsyncIterator[Subject]:
+    """The engines of this process alone."""
+    model = Tiny()
+    async with HERE[request.param](graph, model) as engine:
+        yield Subject(engine, model)
 
 
 @pytest.fixture(params=KINDS)
 async def short(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     """A model with 16 positions whose facts do not say so: longer batches fail in the graph."""
-    kind, options = KINDS[request.param]
     model = Tiny(positions=16)
-    engine = await opener(kind)(model.save(tmp_path / "model.onnx"), name="short", options=options)
-    yield Subject(engine, model)
-    await engine.aclose()
+    async with KINDS[request.param](model.save(tmp_path / "model.onnx"), model) as engine:
+        yield Subject(engine, model)
 
 
 @pytest.fixture(params=KINDS)
 async def slow(request: pytest.FixtureRequest, slow_graph: Path) -> AsyncIterator[Subject]:
     """A model of which a large batch takes long enough to be given up."""
-    kind, options = KINDS[request.param]
-    engine = await opener(kind)(slow_graph, name="slow", options=options)
-    yield Subject(engine, Tiny(depth=24, width=SLOW_WIDTH))
-    await engine.aclose()
+    model = Tiny(depth=24, width=SLOW_WIDTH)
+    async with KINDS[request.param](slow_graph, model) as engine:
+        yield Subject(engine, model)

@@ -15,7 +15,7 @@ from shoal.core.batcher import Lane
 from shoal.core.protocols import Counted, Prepared, Tensors
 from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
 from shoal.types import Array, Embed, TextItem
-from tests.unit.core.conftest import Run, VirtualLoop, gathered, until
+from tests.unit.core.conftest import Run, VirtualLoop, gathered, run_virtual, until
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
 from tests.unit.core.test_batcher import idle
 
@@ -239,5 +239,80 @@ def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
         assert timer.cancelled()
         assert isinstance((await gathered(call))[0], Unavailable)
         assert not engine(lane).batches
+
+    virtual(main)
+
+
+def test_a_crowd_that_gave_up_does_not_stall_the_lane(virtual: Run[None]) -> None:
+    """Hundreds leave the queue; the one behind them runs as soon as the slot is free."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=500, max_batch_size=1))
+        blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
+        await asyncio.sleep(0.05)
+        gone = [asyncio.create_task(lane.run(embed(f"gone {number}"), context())) for number in range(600)]
+        await asyncio.sleep(0.05)
+        stays = asyncio.create_task(lane.run(embed("stays"), context()))
+        await asyncio.sleep(0.05)
+        for each in gone:
+            each.cancel()
+        await blocker
+        begun = asyncio.get_running_loop().time()
+        assert right(await stays, ["stays"])
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(0.5, abs=0.01)
+
+    virtual(main)
+
+
+def test_a_replica_is_tried_again_while_another_one_works(virtual: Run[None]) -> None:
+    """Its pause ends by itself: what is queued does not wait for the end of a long batch elsewhere."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=60_000), FakeScript(delay_ms=10))
+        loop = asyncio.get_running_loop()
+        lane.replicas[1].lost(loop.time())
+        long = asyncio.create_task(lane.run(embed("long"), context(120)))
+        await asyncio.sleep(0.1)
+        begun = loop.time()
+        assert right(await lane.run(embed("short"), context()), ["short"])
+        assert loop.time() - begun == pytest.approx(0.91, abs=0.01)
+        engine(lane, 1).online = False
+        waiting = asyncio.create_task(lane.run(embed("back"), context()))
+        await asyncio.sleep(5)
+        engine(lane, 1).online = True
+        begun = loop.time()
+        assert right(await waiting, ["back"])
+        assert loop.time() - begun < 0.07
+        await long
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("parallel", [0, 1])
+def test_dear_calls_do_not_make_batches_of_one(parallel: int) -> None:
+    """Two hundred texts, by what a call costs beside max_batch_ms (40): some batches more, not a batch a text."""
+
+    async def main() -> float:
+        lane = make_lane(FakeScript(delay_ms=delay, slots=2, parallel=parallel))
+        begun = asyncio.get_running_loop().time()
+        await asyncio.gather(*(lane.run(embed(f"a {number}"), context()) for number in range(200)))
+        return asyncio.get_running_loop().time() - begun
+
+    seconds = {}
+    for delay in (10, 38, 42, 200):
+        seconds[delay] = run_virtual(main)
+    assert all(took <= 7 * delay / 1000 for delay, took in seconds.items())
+
+
+def test_waiting_for_a_core_is_not_the_cost_of_a_call(virtual: Run[None]) -> None:
+    """Behind two slots of one core batches wait for each other; that is not learnt as a dear call."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=1, token_us=100, slots=2, parallel=1))
+        texts = [" ".join(f"w{number}" for _ in range(1 + number % 40)) for number in range(2048)]
+        await lane.run(embed(*texts), context(client="bulk"))
+        cost = lane.replicas[0].facts.cost
+        assert cost.fixed == pytest.approx(0.001, rel=0.05)
+        assert cost.per_token == pytest.approx(0.0001, rel=0.05)
 
     virtual(main)

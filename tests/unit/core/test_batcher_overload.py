@@ -91,7 +91,6 @@ def test_another_replica_takes_over(virtual: Run[None]) -> None:
     async def main() -> None:
         busy, free = Busy(SLOW, refusals=1, retry_after=0.2), Busy(FakeScript(delay_ms=1000))
         lane = lane_of(busy, free)
-        lane.replicas[1].running = 0
         first = asyncio.create_task(lane.run(embed("a"), context()))
         await asyncio.sleep(0.1)
         second = asyncio.create_task(lane.run(embed("b"), context()))

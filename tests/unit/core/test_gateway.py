@@ -12,6 +12,7 @@ from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Observer, Runner
 from shoal.core.registry import Model, Registry
+from shoal.core.statistics import Counts
 from shoal.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -28,7 +29,7 @@ from shoal.errors import (
 )
 from shoal.types import Context, Embed, Generate, Result, TaskKind, TextItem, TrafficClass
 from tests.unit.core.conftest import gathered, until
-from tests.unit.core.lanes import make_lane
+from tests.unit.core.lanes import context, make_lane
 from tests.unit.core.runners import Codec, Embedder
 
 
@@ -237,6 +238,26 @@ async def test_the_codec_is_that_of_the_model() -> None:
         gate.codec("m2")
     with pytest.raises(ModelNotFound):
         gate.codec("m3")
+    async with gate.using_codec("alias", context()) as shown:
+        assert shown is batched
+    for name, error in (("m1", Unsupported), ("m2", ModelNotReady), ("m3", ModelNotFound)):
+        with pytest.raises(error):
+            async with gate.using_codec(name, context()):
+                raise AssertionError
+    assert [model.inflight for model in gate.registry] == [0, 0, 0]
+
+
+async def test_what_leaves_the_registry_is_counted_no_longer() -> None:
+    """A model that is loaded under the same name later begins at zero."""
+    registry, model = Registry(), Model("m0")
+    gate = Gateway(registry, Counts())
+    registry.add(model)
+    model.loaded(Embedder())
+    await gate.run(Embed(model="m0", inputs=["x"]), context())
+    assert (await gate.statistics())[0].inference_stats.success.count == 1
+    gate.registry.remove(model)
+    gate.registry.add(model)
+    assert (await gate.statistics())[0].inference_stats.success.count == 0
 
 
 async def test_cards_come_in_served_order() -> None:

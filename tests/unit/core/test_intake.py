@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from shoal.backends.fake import FakePipeline, FakeScript
-from shoal.core.intake import AHEAD, INLINE_TOKENS, JOB_ITEMS, Intake, Outcome
+from shoal.core.intake import AHEAD, INLINE_TOKENS, JOB_ITEMS, JOB_TOKENS, Intake, Outcome
 from shoal.core.limits import traffic_of
 from shoal.core.pending import Pending
 from shoal.core.protocols import Prepared
@@ -52,8 +52,8 @@ class Gate(Threads):
 class Desk:
     """An intake, its jobs, its threads and what it delivered."""
 
-    def __init__(self, count: int = 2) -> None:
-        self.pipeline, self.gate = Jobs(), Gate(count)
+    def __init__(self, count: int = 2, pipeline: Jobs | None = None) -> None:
+        self.pipeline, self.gate = pipeline or Jobs(), Gate(count)
         self.delivered: list[Outcome] = []
         self.intake = Intake(self.pipeline, self.gate, self.delivered.extend)
 
@@ -120,8 +120,92 @@ async def test_long_work_goes_to_a_thread() -> None:
     for _ in range(4 * JOB_ITEMS):
         desk.add(third)
     await until(lambda: len(desk.gate.held) == 2)
-    inline = sum(map(len, desk.jobs)) - 1
+    inline = sum(map(len, desk.jobs[1:3]))  # what the first tick did
     assert 0 < inline * (len(third) // 3) <= INLINE_TOKENS
+
+
+class Whole(Jobs):
+    """Counts a text in full, however long."""
+
+    def estimate(self, item: TextItem) -> int:
+        return len(item) // 4 + 1
+
+
+HUGE = "x" * 4 * JOB_TOKENS
+"""One text that alone is more than a job."""
+
+
+async def test_texts_that_cannot_be_cut_leave_a_thread_to_the_others() -> None:
+    """Two huge texts: one is tokenised at a time, and a long one beside it."""
+    desk = Desk(pipeline=Whole())
+    desk.add(HUGE)
+    desk.add("short", HUGE, "short too")
+    desk.add(*["long" * 1000] * 2)
+    await until(lambda: len(desk.gate.held) == 2)
+    desk.gate.held.pop().set_result(None)
+    await until(lambda: len(desk.delivered) == 3)
+    assert [len(item) for item in desk.jobs[0]] == [5, 4000, 4000]
+    await until(lambda: not desk.intake._scheduled)
+    assert len(desk.gate.held) == 1
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 4)
+    await until(lambda: len(desk.gate.held) == 1)
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 6)
+    assert [[len(item) for item in job] for job in desk.jobs[1:]] == [[len(HUGE)], [9], [len(HUGE)]]
+
+
+async def test_huge_texts_whose_caller_left_are_not_tokenised() -> None:
+    """The next one in line is."""
+    desk = Desk(pipeline=Whole())
+    desk.add(HUGE)
+    await until(lambda: len(desk.gate.held) == 1)
+    gone, stays = desk.add(HUGE), desk.add(HUGE)
+    gone.future.cancel()
+    desk.gate.let_go()
+    await until(lambda: len(desk.gate.held) == 1)
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 2)
+    assert desk.delivered[1][0] is stays
+
+
+async def test_short_texts_wait_for_no_thread() -> None:
+    """While all threads are busy, what is short and new is tokenised on the loop: a little in each tick."""
+    desk = Desk(count=1)
+    desk.add(LONG)
+    await until(lambda: len(desk.gate.held) == 1)
+    desk.add("hello")
+    await until(lambda: desk.jobs == [["hello"]])
+    gone = desk.add("gone")
+    gone.future.cancel()
+    desk.add(LONG)
+    desk.add("one", LONG, "two")
+    for number in range(JOB_ITEMS + 10):
+        desk.add(f"{number}")
+    desk.add(*bulk("b", 200))
+    await until(lambda: not desk.intake._scheduled)
+    assert desk.jobs[1] == ["one", *map(str, range(JOB_ITEMS - 1))]
+    assert desk.jobs[2] == list(map(str, range(JOB_ITEMS - 1, JOB_ITEMS + 10)))
+    assert len(desk.jobs) == 3
+    assert len(desk.gate.held) == 1
+    while len(desk.delivered) < JOB_ITEMS + 10 + 5 + 200:
+        await until(lambda: bool(desk.gate.held))
+        desk.gate.let_go()
+        seen = len(desk.delivered)
+        await until(lambda seen=seen: len(desk.delivered) > seen)  # type: ignore[misc]
+    assert len({(id(pending), index) for pending, index, _ in desk.delivered}) == len(desk.delivered)
+
+
+async def test_jobs_are_bounded_in_tokens_too() -> None:
+    """Items of a third of a job each: two fill one."""
+    desk = Desk(pipeline=Whole())
+    third = "x" * (4 * JOB_TOKENS // 3)
+    desk.add(*[third] * 3)
+    await until(lambda: len(desk.gate.held) == 2)
+    desk.gate.let_go()
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 3)
+    assert sorted(len(job) for job in desk.jobs) == [1, 2]
 
 
 async def test_interactive_goes_before_bulk() -> None:

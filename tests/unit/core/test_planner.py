@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.planner import WEIGHTS, Batch, Entry, Limits, Planner, Wait
+from shoal.core.planner import SCAN_LIMIT, WEIGHTS, Batch, Entry, Limits, Planner, Wait
 from shoal.core.protocols import CostModel, EngineFacts, round_up
 from shoal.types import TrafficClass
 
@@ -216,9 +216,9 @@ def test_starved_class_goes_first() -> None:
     """A class that nobody served for max_age_ms leads the next batch, whatever its weight says."""
     queue = planner(max_age_ms=100, max_batch_size=1)
     queue.add(Work(cost=64, traffic="bulk", request="first"), 0.0)
-    taken(queue, 0.0)
     for number in range(50):
         queue.add(Work(traffic="interactive", request=number), 0.0)
+    assert {taken(queue, 0.0).entries[0].traffic for _ in range(2)} == {"bulk", "interactive"}
     queue.add(Work(traffic="bulk", request="second"), 0.0)
     order = [taken(queue, now).entries[0].traffic for now in (0.0, 0.05, 0.09, 0.11, 0.12)]
     assert order == ["interactive", "interactive", "interactive", "bulk", "interactive"]
@@ -281,6 +281,111 @@ def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
             queue.add(Work(traffic="bulk", request=number), 0.5)
         sizes.append(len(taken(queue, 0.5, facts=facts).entries))
     assert sizes == [9, 8, 15]
+
+
+@pytest.mark.parametrize("used", ["interactive", "bulk"])
+def test_idle_moments_wipe_the_slate_between_classes(used: TrafficClass) -> None:
+    """However much one class used before nobody asked for anything, afterwards both get their weight's share."""
+    shares = []
+    for history in (0, 5000):
+        queue = planner(max_batch_size=4)
+        for number in range(history):
+            queue.add(Work(cost=64, traffic=used, request=number), 0.0)
+            taken(queue, 0.0)
+        for first in ("bulk", "interactive") if used == "interactive" else ("interactive", "bulk"):
+            for number in range(64):
+                queue.add(Work(traffic=first, request=(first, number)), 0.0)
+        served = served_tokens(queue, "traffic", 200)
+        shares.append(served["bulk"] / served.total())
+    assert shares[1] == pytest.approx(shares[0], rel=0.1)
+
+
+def flow(key: str, name: str, **fields: Any) -> Work:
+    """An item of a client, or of a request of one client."""
+    return Work(client=name, **fields) if key == "client" else Work(request=name, **fields)
+
+
+@pytest.mark.parametrize("key", ["client", "request"])
+def test_idle_moments_wipe_the_slate_between_flows(key: str) -> None:
+    """Also between clients, and between the requests of one."""
+    queue = planner(max_batch_size=1)
+    for _ in range(1000):
+        queue.add(flow(key, "old"), 0.0)
+        taken(queue, 0.0)
+    for name in ("new", "old"):
+        for _ in range(8):
+            queue.add(flow(key, name), 0.0)
+    served = served_tokens(queue, key, 100)
+    assert served["new"] == pytest.approx(served["old"], rel=0.1)
+
+
+@pytest.mark.parametrize("key", ["client", "request"])
+def test_a_crowd_that_gave_up_hides_nobody(key: str) -> None:
+    """Hundreds of flows whose items were all discarded stand before one that waits: it is found at once."""
+    queue = planner()
+    gone = [flow(key, f"gone {number}", group=number % 2) for number in range(4 * SCAN_LIMIT)]
+    for work in gone:
+        queue.add(work, 0.0)
+    last = [flow(key, name) for name in ("stays", "stays too")]
+    for work in last:
+        queue.add(work, 0.0)
+    for work in gone:
+        queue.discard(work)
+    assert taken(queue).entries == last
+
+
+def test_a_batch_is_led_by_what_is_alike_among_thousands() -> None:
+    """No more flows are looked through than SCAN_LIMIT, and what is passed over is there next time."""
+    queue = planner()
+    for number in range(2 * SCAN_LIMIT):
+        queue.add(Work(request=number, group=int(number > 0)), 0.0)
+    queue.add(Work(request="far", group=0), 0.0)
+    assert [len(taken(queue).entries) for _ in range(2)] == [1, 8]
+
+
+def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, shared: bool, **facts: Any) -> int:
+    """Items in the first batch of a backlog of like items."""
+    queue = planner(max_batch_size=items, max_batch_tokens=10**9)
+    if shared:
+        queue.add(Work(), 0.0)
+        taken(queue)
+    for number in range(items):
+        queue.add(Work(cost=length, traffic=traffic, request=number), 0.0)
+    engine = EngineFacts(name="r", inputs=(), outputs=(), max_batch_size=items, cost=cost, **facts)
+    return len(taken(queue, facts=engine).entries)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    fixed=st.floats(1e-6, 0.2),
+    dearer=st.floats(1.0, 4.0),
+    per_token=st.floats(1e-8, 1e-3),
+    length=st.sampled_from(BUCKETS),
+    traffic=st.sampled_from(["interactive", "bulk"]),
+    shared=st.booleans(),
+    slots=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 2)]),
+)
+def test_batches_are_not_cut_where_cutting_saves_nothing(
+    fixed: float, dearer: float, per_token: float, length: int, traffic: TrafficClass, shared: bool, slots: Any
+) -> None:
+    """Whatever a call costs, tokens get as much time as it, so that at least half of the best rate is kept; and once a
+    call is more than half of max_batch_ms, batches never get smaller as calls get dearer."""
+    facts = {"slots": slots[0], "parallel": slots[1]}
+    most = 64
+    size = full_batch(CostModel(fixed, per_token), most, length, traffic, shared, **facts)
+    assert size == most or (size + 1) * length * per_token > fixed * 0.999
+    if fixed >= 0.02:
+        assert full_batch(CostModel(fixed * dearer, per_token), most, length, traffic, shared, **facts) >= size
+
+
+def test_companions_are_few_under_dear_calls_too() -> None:
+    """A call of 48 ms that an interactive item leads is made a quarter longer by bulk items, not twice as long."""
+    queue = planner()
+    for number in range(50):
+        queue.add(Work(traffic="bulk", request=("b", number)), 0.0)
+    queue.add(Work(traffic="interactive", request="i"), 0.0)
+    facts = EngineFacts(name="r", inputs=(), outputs=(), cost=CostModel(0.048, 0.00025))
+    assert [len(taken(queue, facts=facts).entries) for _ in range(2)] == [6, 24]
 
 
 works = st.builds(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.backends.fake import FakeEngine, FakeScript
+from shoal.core.planner import LOOK_AGAIN_S
 from shoal.core.protocols import CostModel, EngineFacts
 from shoal.core.replica import BUSY_PAUSE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Replica
 
@@ -14,16 +15,24 @@ def replica(slots: int = 1, parallel: int = 0) -> tuple[Replica, FakeEngine]:
     return Replica(engine), engine
 
 
+def run(one: Replica, batches: int) -> None:
+    """So many batches are in flight there."""
+    while one.running > batches:
+        one.end(one._turns[0], 0.0)
+    while one.running < batches:
+        one.start(0.0)
+
+
 def test_free_means_a_slot_and_a_live_engine() -> None:
     """Every slot taken, a pause or an engine that is not ready keeps work away."""
     one, engine = replica(slots=2)
     assert one.free(0.0)
-    one.running = 1
+    run(one, 1)
     assert one.free(0.0)
-    one.running = 2
+    run(one, 2)
     assert not one.free(0.0)
     assert one.usable(0.0)
-    one.running = 0
+    run(one, 0)
     engine.online = False
     assert not one.free(0.0)
 
@@ -55,18 +64,24 @@ def test_batches_that_are_lost_together_are_one_loss() -> None:
 
 
 def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
-    """No batch goes there for as long as it said, else for 0.1 s; requests may still come in."""
+    """No batch goes there for as long as it said, else for 0.1 s; requests may still come in, and it is asked again
+    when that is over."""
     one, engine = replica(slots=2)
     one.hold(50.0, None)
-    assert (one.free(50.0), one.held(50.0), one.usable(50.0)) == (False, True, True)
-    assert (one.free(50.0 + BUSY_PAUSE_S), one.held(50.0 + BUSY_PAUSE_S)) == (True, False)
+    assert (one.free(50.0), one.usable(50.0)) == (False, True)
+    assert one.again(50.0) == pytest.approx(BUSY_PAUSE_S)
+    assert one.free(50.0 + BUSY_PAUSE_S)
     one.hold(51.0, 2.0)
     one.hold(51.5, 0.5)
     assert not one.free(52.999)
     assert one.free(53.0)
     one.hold(60.0, 1.0)
+    one.lost(60.5)
+    assert one.again(60.5) == FIRST_PAUSE_S
     engine.online = False
-    assert not one.held(60.0)
+    assert one.again(62.0) == LOOK_AGAIN_S
+    run(one, 2)
+    assert one.again(60.5) is None
 
 
 @pytest.mark.parametrize(("parallel", "idle"), [(0, [3, 1, 0]), (1, [1, 0, 0]), (2, [2, 0, 0])])
@@ -75,7 +90,7 @@ def test_idle_cores_are_those_that_compute_side_by_side(parallel: int, idle: lis
     one, _ = replica(slots=3, parallel=parallel)
     seen = []
     for running in (0, 2, 3):
-        one.running = running
+        run(one, running)
         seen.append(one.idle_cores())
     assert seen == idle
 
@@ -86,8 +101,20 @@ def test_load_orders_by_who_answers_first() -> None:
     slow = Replica(FakeEngine(FakeScript(delay_ms=1, token_us=100)))
     assert fast.load() < slow.load()
     before = fast.load()
-    fast.running = 1
+    run(fast, 1)
     assert fast.load() == pytest.approx(2 * before)
+
+
+@pytest.mark.parametrize(("parallel", "began"), [(1, [0.0, 3.0, 5.0]), (2, [0.0, 1.0, 3.0]), (0, [0.0, 1.0, 2.0])])
+def test_a_batch_begins_when_one_before_it_ends(parallel: int, began: list[float]) -> None:
+    """Three batches on so many cores, the first ends at 3, the second at 5."""
+    one, _ = replica(slots=3, parallel=parallel)
+    turns = [one.start(now) for now in (0.0, 1.0, 2.0)]
+    one.end(turns[0], 3.0)
+    one.end(turns[1], 5.0)
+    assert [turn.began for turn in turns] == began
+    one.end(turns[2], 9.0)
+    assert one.start(9.5).began == 9.5
 
 
 def test_cost_is_learnt() -> None:
@@ -127,7 +154,7 @@ def test_facts_that_an_engine_changes_are_taken_over() -> None:
     learnt = one.facts.cost
     engine._facts = replace(engine._facts, slots=4)
     assert (one.facts.slots, one.facts.cost) == (4, learnt)
-    one.running = 3
+    run(one, 3)
     assert one.free(0.0)
     engine._facts = replace(engine._facts, cost=CostModel(0.5, 0.5))
     assert one.facts.cost == CostModel(0.5, 0.5)

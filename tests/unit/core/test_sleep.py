@@ -192,7 +192,7 @@ def test_a_wake_has_the_requests_time(virtual: Run[None]) -> None:
             DeadlineExceeded, match=r"'a' was asleep and did not wake in time \(downloading\): allow more"
         ):
             await house.ask("a", 0.5)
-        with pytest.raises(DeadlineExceeded, match=r"did not wake in time \(waiting until another model may"):
+        with pytest.raises(DeadlineExceeded, match=r"did not wake in time \(waiting until another model has"):
             await house.ask("a", 1.0)
         with pytest.raises(DeadlineExceeded, match=r"did not wake in time \(opening\)"):
             await house.ask("a", 1.0)
@@ -236,7 +236,7 @@ def test_no_room_is_waited_for_as_long_as_somebody_waits(virtual: Run[None]) -> 
         house.loads.runners[-1].seconds = 20.0
         call = asyncio.create_task(house.ask("b", 100))
         await until(lambda: house.loads.runners[-1].begun == 1)
-        with pytest.raises(DeadlineExceeded, match="waiting until another model may be put to sleep"):
+        with pytest.raises(Unavailable, match="all that are loaded were busy"):
             await house.ask("a", 5)
         await call
         await asyncio.sleep(10)
@@ -467,5 +467,58 @@ def test_embedding_through_a_sleeper_counts_as_one_request(virtual: Run[None]) -
         assert model.inflight == 1
         await call
         assert model.inflight == 0
+
+    virtual(main)
+
+
+def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> None:
+    """What needs a model otherwise than by a task counts as a request to it."""
+
+    async def main() -> None:
+        house = House(max_loaded_models=1)
+        await house.loaded("a", "b")
+        shown: list[str] = []
+
+        async def use() -> None:
+            with pytest.raises(Unsupported, match="'a' does not show"):
+                async with house.gateway.using_codec("a", context()):
+                    shown.append("a")
+
+        assert house.state("a") == "unloaded"
+        await use()
+        assert (house.states("a", "b"), shown) == (["ready", "unloaded"], [])
+        model = house.registry.get("a")
+        assert model is not None
+        assert model.inflight == 0
+
+    virtual(main)
+
+
+def test_who_finds_no_room_until_the_deadline_hears_why(virtual: Run[None]) -> None:
+    """Everything that is loaded is always busy: nobody hangs, and the next one who asks tries again."""
+
+    async def main() -> None:
+        house = House(max_loaded_models=1)
+        house.loads.infer_s = 1.0
+        await house.loaded("a", "b")
+        over = asyncio.get_running_loop().time() + 60
+
+        async def busy(late: float) -> None:
+            await asyncio.sleep(late)
+            while asyncio.get_running_loop().time() < over:
+                await house.ask("b")
+
+        crowd = [asyncio.create_task(busy(late)) for late in (0.0, 0.3, 0.6)]
+        for _ in range(2):
+            await asyncio.sleep(1)
+            with pytest.raises(Unavailable, match=r"all that are loaded were busy.* max_loaded_models") as caught:
+                await house.ask("a", 10)
+            assert caught.value.retry_after == 2.0
+        await asyncio.sleep(1)
+        assert (house.states("a", "b"), house.idle()) == (["unloaded", "ready"], True)
+        waiting = asyncio.create_task(house.ask("a", 100))
+        await asyncio.gather(*crowd)
+        assert (await waiting).tokens == [1]
+        assert house.loads.runners[1].answered_closed == 0
 
     virtual(main)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import AddressError
-from shoal.models.address import RESERVED_NAMES, Address, Served, check_name, parse_address, parse_served
+from shoal.models.address import Address, Served, check_name, parse_address, parse_served
+from shoal.names import RESERVED
 
 _WORD = string.ascii_letters + string.digits
 parts = st.builds(
@@ -17,7 +18,7 @@ parts = st.builds(
     st.sampled_from(_WORD + "_-"),
     st.text(_WORD + "._-", max_size=95),
 )
-names = st.one_of(parts, st.builds("{}/{}".format, parts, parts)).filter(lambda name: name not in RESERVED_NAMES)
+names = st.one_of(parts, st.builds("{}/{}".format, parts, parts)).filter(lambda name: name not in RESERVED)
 revisions = st.one_of(st.just(""), parts, st.builds("refs/{}/{}".format, parts, parts)).filter(lambda r: len(r) <= 96)
 packages = st.from_regex(r"[a-z0-9](-?[a-z0-9]){0,40}", fullmatch=True)
 hosts = st.one_of(

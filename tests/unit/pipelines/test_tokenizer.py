@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, DENSE, READ_CHARS, Fitted, TextTokenizer, most_chars
@@ -160,6 +160,28 @@ def test_no_text_is_read_without_end(pairs: dict[str, Pair], kind: str, directio
     assert fitted.ids == truncated(raw, text, 16, direction)
     assert not fitted.exact
     assert 16 < fitted.total < READ_CHARS + 2
+
+
+def test_many_long_texts_are_not_read_at_once(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a batch is parted, each text has its own answer, in its place."""
+    ours, _ = pairs["byte_bpe"]
+    texts = ["fox " * n for n in (1, 30, 2, 0, 3, 3, 40)]
+    directions: list[Direction] = ["right", "left", "right", "left", "right", "left", "right"]
+    whole = ours.fit(texts, directions, 12)
+    assert [ours.fit([text], [end], 12)[0] for text, end in zip(texts, directions, strict=True)] == whole
+    calls: list[list[str]] = []
+
+    class Spy:
+        def encode_batch_fast(self, pieces: list[str]) -> list[Encoding]:
+            calls.append(pieces)
+            return list(raw.encode_batch_fast(pieces))
+
+    raw = ours.raw
+    monkeypatch.setattr("shoal.pipelines.tokenizer.CHARS_AT_ONCE", 16)
+    monkeypatch.setattr(ours, "raw", Spy())
+    assert ours.fit(texts, directions, 12) == whole
+    assert all(len(call) == 1 or sum(map(len, call)) <= 16 for call in calls)
+    assert max(map(len, calls)) == 2
 
 
 @pytest.mark.parametrize("direction", ["right", "left"])

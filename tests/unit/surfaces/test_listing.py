@@ -24,7 +24,7 @@ def test_served_but_not_loaded(state: str) -> None:
         model.failed(ModelFileError("is missing", file="config.json"))
     elif state == "unloading":
         model.on("unload")
-    status = _listing.served(card(model)).status
+    status = _listing.served(card(model), ()).status
     if state == "failed":
         assert status == ModelStatus(value="unloaded", failed=True, error="config.json: is missing")
     else:
@@ -34,7 +34,7 @@ def test_served_but_not_loaded(state: str) -> None:
 def test_asleep() -> None:
     """A model that rests is sleeping, whatever it is about to do."""
     model = Model(name="m", resting=True, note="making room")
-    assert _listing.served(card(model)).status == ModelStatus(value="sleeping", note="making room")
+    assert _listing.served(card(model), ()).status == ModelStatus(value="sleeping", note="making room")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_asleep() -> None:
         ("sleeping", ModelStatus(value="sleeping")),
         ("unloading", ModelStatus(value="unloaded")),
         ("failed", ModelStatus(value="unloaded", failed=True)),
-        ("loading", ModelStatus(value="loading", progress={"stages": [""], "current": "", "value": 0.5})),
+        ("loading", ModelStatus(value="loading", progress={"stages": [], "current": "", "value": 0.5})),
         ("downloading", ModelStatus(value="downloading", progress={"hf:m": {"done": 0, "total": 0}})),
     ],
 )

@@ -73,3 +73,13 @@ async def test_the_loop_is_free_between_slices() -> None:
     await _rows.joined(matrix(64 * 5), entry, b"[", b"]")
     task.cancel()
     assert turns == 4
+
+
+@pytest.mark.parametrize(
+    "lists", [[], [[]], [[1], [], [2, 3]], [list(range(3 * _rows.ELEMENTS))], [[7] * (_rows.ELEMENTS + 1), [], [8]]]
+)
+async def test_arrays_of(lists: list[list[int]]) -> None:
+    """The JSON of the whole, in pieces of some thousand elements at most, with the loop free between them."""
+    pieces = await _rows.arrays_of(lists, orjson.dumps)
+    assert orjson.loads(b"".join(pieces)) == lists
+    assert len(pieces) == 1 + sum(map(len, lists)) // _rows.ELEMENTS

@@ -259,6 +259,16 @@ async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) 
     assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
 
 
+@pytest.mark.parametrize("ascii", [True, False])
+@pytest.mark.parametrize("shift", range(13))
+@pytest.mark.parametrize("character", ["\U0001f600", "\u00e4", "\u20ac", '"', "\\", "\\ud83d"])
+async def test_long_texts_are_cut_between_characters(character: str, shift: int, ascii: bool) -> None:
+    """Wherever the slices end, and however the characters are spelled."""
+    text = "x" * shift + character * 100_000
+    body = json.dumps({"ids": [text, text]}, ensure_ascii=ascii).encode()
+    assert (await _wire.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == [text, text]
+
+
 # Long enough that most go the slow way, with every character that means something to JSON.
 scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
 numbers = st.integers(0, 2**31 - 1)
@@ -275,7 +285,8 @@ def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -
     body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
     padded = body[:-1] + b" " * _wire.LARGE + b"}"
     decode = _wire.Decoder(Lists, "test", "ids", 100)
-    assert asyncio.run(decode.in_turns(padded)) == asyncio.run(decode.in_turns(body))
+    large, small = asyncio.run(decode.in_turns(padded)), asyncio.run(decode.in_turns(body))
+    assert (large.ids, large.more) == (small.ids, small.more) == (ids, 3)
 
 
 @pytest.mark.parametrize("padding", [0, _wire.LARGE])

@@ -13,6 +13,7 @@ from shoal.settings import Settings
 from shoal.triton import connections, host, models
 from shoal.triton.connections import Tritons
 from tests.fakes.triton import FakeTriton
+from tests.unit.triton.kit import grpc_in_use
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +27,12 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def triton() -> AsyncIterator[FakeTriton]:
-    async with FakeTriton() as server:
+    async with grpc_in_use(), FakeTriton() as server:
         yield server
 
 
 @pytest.fixture
 async def tritons(triton: FakeTriton) -> AsyncIterator[Tritons]:
-    """Closed before the server: the last of gRPC in a process waits for its threads as it goes."""
     made = Tritons(Settings())
     yield made
     await made.aclose()

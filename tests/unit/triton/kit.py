@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.types import Array
+from shoal.models.address import parse_address
+from shoal.models.manifest import Manifest, measure
+from shoal.models.store import Store, Stored
+from shoal.types import Array, TextSpec
 from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
+from tests.unit.models import checkpoints
 
 DIMENSION = 8
 VOCAB = 128
@@ -84,6 +91,54 @@ def token_model(
     return FakeModel(name, config=config, answer=answer, **fields)
 
 
+def stored_model(
+    store: Store, address: str = "hf:org/mini", *, dimension: int = checkpoints.HIDDEN, created: int = 1
+) -> Stored:
+    """A model of the store whose graph nobody can run, and whose tokenizer everybody can."""
+    parsed = parse_address(address)
+    with store.working(parsed) as partial:
+        (partial / "model.onnx").write_bytes(b"graph")
+        checkpoints.tokenizer("bert").save(str(partial / "tokenizer.json"))
+        spec = TextSpec(
+            tokenizer="tokenizer.json",
+            inputs=("input_ids", "attention_mask"),
+            dimension=dimension,
+            max_tokens=16,
+            prompts={"query": "to "},
+        )
+        manifest = Manifest(
+            id=parsed.id,
+            address=address,
+            source=f"{address}@main",
+            revision="main",
+            converter=1,
+            graph="model.onnx",
+            graph_source="built",
+            weights={"model.safetensors": "ab"},
+            conversion="built",
+            parameters=1,
+            text=spec,
+            created=created,
+            files=measure(partial),
+        )
+        return store.commit(partial, parsed, manifest)
+
+
+def reads(triton: FakeTriton, folder: Path, dimension: int = checkpoints.HIDDEN, load_error: str = "") -> None:
+    """Let a server load what lies in a repository's folder, each as a model that reads tokens."""
+    load = triton._load
+
+    def look_and_load(request: Any) -> Any:
+        name = request.model_name
+        if not (folder / name / "config.pbtxt").is_file():
+            triton.models.pop(name, None)
+        elif name not in triton.models:
+            triton.add(token_model(name, dimension, loaded=False, load_error=load_error))
+        return load(request)
+
+    triton._load = look_and_load  # type: ignore[method-assign]
+
+
 def asked(triton: FakeTriton, rpc: str) -> list[Any]:
     """The requests of one RPC so far."""
     return [request for name, request in triton.requests if name == rpc]
@@ -93,6 +148,16 @@ def forgotten(triton: FakeTriton) -> None:
     """As after the start of a server in explicit mode: nothing is loaded, and nothing says why."""
     for model in triton.models.values():
         model.state = model.reason = ""
+
+
+@asynccontextmanager
+async def grpc_in_use() -> AsyncIterator[None]:
+    """The last object of gRPC's to go waits for gRPC's threads; that shall be this one, and none inside Shoal."""
+    channel = grpc.aio.insecure_channel("localhost:1")
+    try:
+        yield
+    finally:
+        await channel.close()
 
 
 async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:

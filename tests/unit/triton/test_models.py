@@ -537,9 +537,23 @@ class TestRunner:
         whole.config.ensemble_scheduling.step.add(model_name="m~~encoder")
         runner = await opened("m~~encoder")
         runner.targets = [replace(runner.targets[0], whole="m")]
+        await runner.aclose()
         await runner.unload(10.0)
         assert [each.state for each in triton.models.values()] == ["UNAVAILABLE", "UNAVAILABLE"]
         assert asked(triton, "RepositoryModelUnload")[0].model_name == "m"
+
+    async def test_a_server_that_is_away_keeps_no_other_from_unloading(
+        self, triton: FakeTriton, second: FakeTriton, opened: Open
+    ) -> None:
+        """And whoever asked is told of it."""
+        for server in (triton, second):
+            server.add(text_model("emb"))
+        runner = await opened("emb", triton, second)
+        await triton.stop()
+        await runner.aclose()
+        with pytest.raises(TransportFailed):
+            await runner.unload(10.0)
+        assert second.models["emb"].state == "UNAVAILABLE"
 
     async def test_closing_leaves_the_model_loaded(self, triton: FakeTriton, opened: Open) -> None:
         triton.add(text_model("emb"))
@@ -599,6 +613,23 @@ class TestOffered:
 
         monkeypatch.setattr(triton, "_index", twice)
         assert list(await self.offers(triton, tritons)) == ["emb"]
+
+    async def test_a_model_that_goes_meanwhile_is_not_offered(
+        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor loaded again by being looked at."""
+        for name in ("emb", "stays"):
+            triton.add(text_model(name))
+        index = triton._index
+
+        def then_gone() -> pb.RepositoryIndexResponse:
+            answer = index()
+            triton.models["emb"].state = "UNAVAILABLE"
+            return answer
+
+        monkeypatch.setattr(triton, "_index", then_gone)
+        assert list(await self.offers(triton, tritons)) == ["stays"]
+        assert not triton.calls["RepositoryModelLoad"]
 
     async def test_a_server_that_goes_meanwhile_is_away(
         self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch

@@ -161,11 +161,11 @@ def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorConte
 
 def to_blob(array: Array) -> bytes:
     """Texts or byte strings, in row-major order, each after its length."""
-    elements = _elements(array)
-    lengths = np.fromiter(map(len, elements), dtype="<u4", count=len(elements)).tobytes()
-    parts: list[bytes] = [b""] * (2 * len(elements))
-    parts[::2] = [lengths[i : i + 4] for i in range(0, len(lengths), 4)]
-    parts[1::2] = elements
+    parts: list[bytes] = []
+    append, length = parts.append, LENGTH.pack
+    for element in _elements(array):
+        append(length(len(element)))
+        append(element)
     return b"".join(parts)
 
 

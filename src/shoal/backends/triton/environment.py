@@ -16,13 +16,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from shoal.backends.triton.pip import Pip
-from shoal.backends.triton.place import Progress, build_once
+from shoal.backends.triton.place import Progress, build_once, check
 from shoal.errors import SetupError, SourceError
+from shoal.pip import Pip
 
 REQUIREMENTS = ("numpy>=1.26,<2", "onnxruntime>=1.20,<2", "tokenizers>=0.20,<1")
 """What Shoal's Python models import. Without their dependencies: those serve the hub and training, not inference."""
@@ -161,9 +162,9 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
         _run([python.executable, "-m", "venv", "--without-pip", str(made)], "making a virtual environment")
         inside = str(made / "bin" / "python")
         work = Path(tempfile.mkdtemp(dir=made.parent))
-        Pip("Python libraries for Triton", work, progress, stop).run(
-            "install", *REQUIREMENTS, before=("--python", inside)
-        )
+        what = "Python libraries for Triton"
+        pip = Pip(what=what, work=work, check=partial(check, stop), report=partial(progress.fetched, what))
+        pip.run("install", *REQUIREMENTS, before=("--python", inside))
         _run([inside, "-I", "-c", "import numpy, onnxruntime, tokenizers"], "importing onnxruntime and tokenizers")
         (made / "libpython").mkdir()
         (made / "libpython" / _soname(python.version)).symlink_to(python.libpython)

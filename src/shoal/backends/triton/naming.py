@@ -7,14 +7,12 @@ written as several have "~~" in their names, which no served name ever leads to.
 
 from __future__ import annotations
 
-import re
 from typing import Literal, TypeAlias
 
 from shoal.errors import InvalidValue
+from shoal.names import RULE, is_name
 
 Part: TypeAlias = Literal["model", "encoder", "tokenizer"]
-
-_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}")
 
 
 def check_served(name: str) -> str:
@@ -22,13 +20,8 @@ def check_served(name: str) -> str:
 
     It is checked here too, because what follows from it is written and deleted.
     """
-    parts = name.split("/")
-    if len(parts) > 2 or not all(_PART.fullmatch(part) for part in parts):
-        raise InvalidValue(
-            f"{name!r} cannot name a model: use ASCII letters, digits, '.', '_' and '-' with at most one '/', "
-            "1 to 96 characters a part, no leading dot",
-            param="model",
-        )
+    if not is_name(name):
+        raise InvalidValue(f"{name!r} cannot name a model: {RULE}", param="model")
     return name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -13,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from shoal.errors import Cancelled, SourceError
+from shoal.disk import disk_error
+from shoal.errors import Cancelled
 
 _PARTIAL = ".partial-"
 
@@ -77,13 +77,6 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         made.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def disk_error(error: OSError, what: str) -> SourceError:
-    """The next step for an error of this machine's file system while `what` was written."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return SourceError(f"{what}: the disk is full; free some space, or set SHOAL_HOME to a larger one")
-    return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
 
 
 @contextmanager

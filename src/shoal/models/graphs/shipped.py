@@ -107,7 +107,7 @@ def take_shipped(
 
 def _load(path: Path, name: str) -> ModelProto:
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         return onnx.load(str(path), load_external_data=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal import disk
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
@@ -60,7 +60,5 @@ class Job:
 
 
 def disk_error(error: OSError, what: str) -> SourceError:
-    """The next step for an error of this machine's file system while `what` was written."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return SourceError(f"{what}: the disk is full; free some space (`shoal rm`), or set SHOAL_HOME to a larger one")
-    return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
+    """The next step for an error of this machine's file system while `what` was written; removing models makes room."""
+    return disk.disk_error(error, what, "free some space (`shoal rm`)")

@@ -18,7 +18,7 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import ANY_BATCH, Target, TritonEngine, facts_of
-from shoal.backends.triton.errors import ModelGone
+from shoal.backends.triton.errors import ModelBroken, ModelGone
 from shoal.backends.triton.schema import Embedder, Names
 from shoal.errors import (
     ConfigError,
@@ -33,7 +33,7 @@ from shoal.errors import (
 )
 from shoal.types import Array
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
-from tests.unit.triton.kit import DIMENSION, asked, forgotten, text_model, token_model, until, vector_of
+from tests.unit.triton.kit import DIMENSION, asked, forgotten, grpc_in_use, text_model, token_model, until, vector_of
 
 WORDS = ["one", "two", "three"]
 
@@ -57,7 +57,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def triton() -> AsyncIterator[FakeTriton]:
-    async with FakeTriton() as server:
+    async with grpc_in_use(), FakeTriton() as server:
         server.add(text_model("emb"))
         yield server
 
@@ -282,10 +282,14 @@ class TestWatch:
         model.state, model.reason = "READY", ""
         await until(engine.ready)
 
-    async def test_a_model_that_loads_there_is_waited_for(self, triton: FakeTriton, engine: TritonEngine) -> None:
-        triton.models["emb"].state = "LOADING"
+    @pytest.mark.parametrize("state", ["LOADING", "UNLOADING"])
+    async def test_a_model_that_is_on_its_way_there_is_left_alone(
+        self, triton: FakeTriton, engine: TritonEngine, state: str
+    ) -> None:
+        """Loading it would bring back what somebody takes away."""
+        triton.models["emb"].state, triton.models["emb"].unloading = state, 10**6
         engine.start()
-        await until(lambda: "is loading the model" in engine.reason)
+        await until(lambda: f"is {state.lower()} the model" in engine.reason)
         assert not triton.calls["RepositoryModelLoad"]
         triton.models["emb"].state = "READY"
         await until(engine.ready)
@@ -309,6 +313,19 @@ class TestWatch:
         await until(lambda: loads == 1 and engine.ready())
         assert await serves(engine)
         await engine.aclose()
+
+    async def test_a_dead_process_of_the_model_is_started_anew(
+        self, triton: FakeTriton, engine: TritonEngine, door: Door
+    ) -> None:
+        """Triton goes on calling the model ready; loading it again is what heals it."""
+        triton.models["emb"].broken = True
+        with pytest.raises(ModelBroken):
+            await ask(engine, "one")
+        assert not engine.ready()
+        engine.start()
+        await until(engine.ready)
+        assert triton.calls["RepositoryModelLoad"] == 1
+        assert await serves(engine)
 
     async def test_other_tensors_keep_it_out(self, triton: FakeTriton, engine: TritonEngine, door: Door) -> None:
         """Until they are as before; the reason says what to do."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,58 @@ def test_a_venv_that_cannot_be_made(tmp_path: Path) -> None:
         python = Interpreter(str(executable), "3.11", MULTIARCH)
         with pytest.raises(SourceError, match=said):
             build(tmp_path / "root", python, offline=False, progress=Unseen(), stop=threading.Event())
+
+
+class Recorded(Unseen):
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def fetched(self, what: str, done: int, total: int | None) -> None:
+        self.told.add(what)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip finds wheels of this folder alone: empty ones of the libraries, by their names and versions."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name, version in (("numpy", "1.26.4"), ("numpy", "2.0.0"), ("onnxruntime", "1.20.0"), ("tokenizers", "0.20.0")):
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", f"version = {version!r}")
+            info = f"{name}-{version}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return folder
+
+
+def test_pip_installs_into_the_environment(index: Path, tmp_path: Path) -> None:
+    """The libraries lie there and not in Shoal's own environment, at the versions that the stub needs; no log stays."""
+    libpython = tmp_path / "libpython"
+    libpython.touch()
+    python = Interpreter(sys.executable, "3.11", libpython)
+    seen = Recorded()
+    made = build(tmp_path / "root", python, offline=False, progress=seen, stop=threading.Event())
+    [numpy] = made.programs.parent.glob("lib/python3*/site-packages/numpy.py")
+    assert numpy.read_text() == "version = '1.26.4'"
+    assert (made.libraries / "libpython3.11.so.1.0").resolve() == libpython
+    assert seen.told == {"Python libraries for Triton"}
+    assert not list((tmp_path / "root").rglob("pip.log"))
+
+
+def test_libraries_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
+    """It says for what they were wanted and where to look, and leaves no half of an environment."""
+    for wheel in index.glob("tokenizers*"):
+        wheel.unlink()
+    libpython = tmp_path / "libpython"
+    libpython.touch()
+    python = Interpreter(sys.executable, "3.11", libpython)
+    with pytest.raises(SourceError, match=r"^Python libraries for Triton: the package index has no wheel of it"):
+        build(tmp_path / "root", python, offline=False, progress=Unseen(), stop=threading.Event())
+    assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
 def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -> None:

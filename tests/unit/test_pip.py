@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shoal.backends.triton.pip import Pip, translate
-from shoal.backends.triton.place import Unseen
 from shoal.errors import Cancelled, SourceError
+from shoal.pip import Advice, Pip
 
-
-class Recorded(Unseen):
-    def __init__(self) -> None:
-        self.bytes: list[tuple[str, int, int | None]] = []
-
-    def fetched(self, what: str, done: int, total: int | None) -> None:
-        self.bytes.append((what, done, total))
+OWN = Advice(no_wheel="no such wheel", other_hash="another file", no_pip="get a pip", lost="; ask somebody")
 
 
 @pytest.fixture
@@ -36,20 +29,32 @@ def index(tmp_path: Path) -> Path:
     return folder
 
 
-def pip(tmp_path: Path, index: Path, stop: threading.Event | None = None) -> tuple[Pip, Recorded]:
-    work, seen = tmp_path / "work", Recorded()
+Seen = list[tuple[int, int | None]]
+
+
+def pip(
+    tmp_path: Path, index: Path, check: Callable[[], None] = lambda: None, advice: Advice | None = None
+) -> tuple[Pip, Seen]:
+    work = tmp_path / "work"
     work.mkdir()
-    environment = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", "/dev/null"))
-    return Pip("tiny things", work, seen, stop or threading.Event(), environment), seen
+    seen: Seen = []
+    one = Pip(
+        what="tiny things",
+        work=work,
+        check=check,
+        report=lambda done, total: seen.append((done, total)),
+        environment=(("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", "/dev/null")),
+        advice=advice or Advice(),
+    )
+    return one, seen
 
 
 def test_it_downloads_and_reports(tmp_path: Path, index: Path) -> None:
-    """The file arrives, and progress carries the name of the work."""
+    """The file arrives, and what pip writes meanwhile is told."""
     one, seen = pip(tmp_path, index)
     one.run("download", f"--dest={tmp_path / 'into'}", "tiny")
     assert [path.name for path in (tmp_path / "into").iterdir()] == ["tiny-1.0-py3-none-any.whl"]
-    assert seen.bytes
-    assert {what for what, _, _ in seen.bytes} == {"tiny things"}
+    assert seen
 
 
 def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
@@ -58,13 +63,13 @@ def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
     log = one.work / "pip.log"
     log.write_text("Collecting tiny\n")
     (one.work / "part").write_bytes(b"x" * 1500)
-    most = one._report(log, 0)
+    most = one._look(log, 0)
     log.write_text("Downloading tiny.whl (1.0 kB)\nDownloading other.whl (2 kB)\n")
     (one.work / "part").unlink()
-    one._report(log, most)
+    one._look(log, most)
     (one.work / "part").write_bytes(b"x" * 5000)
-    one._report(log, most)
-    assert [(done, total) for _, done, total in seen.bytes] == [(1516, None), (1516, 3000), (3000, 3000)]
+    one._look(log, most)
+    assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
 
 
 def test_a_failure_is_told_in_words(tmp_path: Path, index: Path) -> None:
@@ -83,18 +88,23 @@ def test_a_stop_ends_pip(tmp_path: Path, index: Path, monkeypatch: pytest.Monkey
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
-    stop = threading.Event()
-    stop.set()
+
+    def unwanted() -> None:
+        raise Cancelled("stopped")
+
     with pytest.raises(Cancelled):
-        pip(tmp_path, index, stop)[0].run("download", f"--dest={tmp_path}", "tiny")
+        pip(tmp_path, index, unwanted)[0].run("download", f"--dest={tmp_path}", "tiny")
     assert started[0].returncode is not None
 
 
 def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without pip is told how to get it."""
+    """An environment without pip is told how to get it, before anything is started."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SourceError, match="ensurepip"):
-        pip(tmp_path, index)[0].run("download", "tiny")
+    one, seen = pip(tmp_path, index)
+    with pytest.raises(SourceError, match=r"tiny things: .*ensurepip"):
+        one.run("download", "tiny")
+    assert not seen
+    assert not list(one.work.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,27 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
 )
 def test_what_pip_says(output: str, said: str) -> None:
     """Each way of pip to fail becomes one sentence with the next step."""
-    error = translate(output, "Triton")
+    error = Advice().error(output, "Triton")
     assert said in error.message
     assert error.message.startswith("Triton: ")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "another file"),
+        ("ERROR: No matching distribution found for x", "no such wheel"),
+        ("/usr/bin/python: No module named pip", "get a pip"),
+        ("ERROR: nobody expected this\n", "pip failed: ERROR: nobody expected this; ask somebody"),
+        ("", "pip failed: it said nothing; ask somebody"),
+    ],
+)
+def test_the_next_step_is_the_caller_s(output: str, said: str) -> None:
+    """Where it depends on what is fetched, the caller's own words are used."""
+    assert OWN.error(output, "Triton").message == f"Triton: {said}"
+
+
+def test_a_run_fails_in_the_caller_s_words(tmp_path: Path, index: Path) -> None:
+    """The advice that was given is the one that is followed."""
+    with pytest.raises(SourceError, match=r"^tiny things: no such wheel$"):
+        pip(tmp_path, index, advice=OWN)[0].run("download", f"--dest={tmp_path}", "other")

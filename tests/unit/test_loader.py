@@ -1,0 +1,573 @@
+"""Names to plans, plans to runners: what each name means, and what a load is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal.local
+from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
+from shoal.config import Loaded, load
+from shoal.core.lifecycle import LoadOptions
+from shoal.core.protocols import ModelFacts, Observer
+from shoal.core.threads import Threads
+from shoal.errors import AddressError, ConfigError, InvalidValue, ShoalError, TransportFailed
+from shoal.loader import ModelLoader
+from shoal.models.address import Address, parse_served
+from shoal.models.progress import Progress
+from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.store import Store, Stored
+from shoal.triton import host as host_module
+from shoal.triton import models as models_module
+from shoal.triton.connections import Tritons
+from shoal.triton.host import TritonHost
+from shoal.triton.models import TritonRunner
+from shoal.types import Context, Embed
+from tests.fakes.triton import FakeTriton
+from tests.unit.models.checkpoints import HIDDEN
+from tests.unit.triton.kit import grpc_in_use, reads, stored_model, text_model, token_model, until
+from tests.unit.triton.kit import vector_of as triton_vector_of
+
+TABLES = """
+[models."twins"]
+backends = ["fake:dimension=8", "fake:dimension=8"]
+aliases = ["t"]
+default_for = ["embed"]
+[models."far"]
+backends = ["triton://gpu1#m"]
+[models."upstream"]
+backends = ["tei+http://host#m"]
+[models."org/here"]
+backend = "local"
+[models."org/there"]
+backend = "triton"
+aliases = ["there"]
+"""
+
+
+class Notes:
+    """A report: what was said, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, float | None, float | None]] = []
+
+    def __call__(self, stage: str, done: float | None = None, total: float | None = None) -> None:
+        self.said.append((stage, done, total))
+
+    @property
+    def stages(self) -> list[str]:
+        return [stage for stage, *_ in self.said]
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home)
+
+
+Make = Callable[..., ModelLoader]
+
+
+@pytest.fixture
+def make(tmp_path: Path, home: Path) -> Any:
+    """Loaders over a configuration file."""
+    threads = Threads("prepare", 1)
+
+    def made(toml: str = TABLES, *, flags: dict[str, Any] | None = None, **parts: Any) -> ModelLoader:
+        return ModelLoader(settled(tmp_path, home, toml, flags), Observer(), threads, **parts)
+
+    yield made
+    threads.close()
+
+
+def settled(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | None = None) -> Loaded:
+    file = tmp_path / "shoal.toml"
+    file.write_text(toml)
+    return load({"home": str(home), "offline": True} | (flags or {}), {}, file)
+
+
+@pytest.fixture
+async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
+    for module in (host_module, models_module):
+        monkeypatch.setattr(module, "RETRY_S", (0.001,))
+    async with grpc_in_use(), FakeTriton() as server:
+        yield server
+
+
+class House:
+    """A loader with a Triton to load into, over a repository's folder or by push."""
+
+    def __init__(self, make: Make, triton: FakeTriton, folder: Path | None) -> None:
+        flags: dict[str, Any] = {"triton_url": triton.target, "load_timeout_s": 10.0, "connect_timeout_s": 2.0}
+        if folder is not None:
+            flags["triton_repository"] = str(folder)
+            reads(triton, folder)
+        self.loader = make(flags=flags)
+        settings = self.loader.loaded.settings
+        self.tritons = Tritons(settings)
+        self.host = TritonHost(settings, self.tritons)
+        self.loader._tritons, self.loader.host = self.tritons, self.host
+
+
+@pytest.fixture
+async def house(triton: FakeTriton, tmp_path: Path, make: Make) -> AsyncIterator[House]:
+    (tmp_path / "repository").mkdir()
+    made = await asyncio.to_thread(House, make, triton, tmp_path / "repository")
+    yield made
+    await made.tritons.aclose()
+
+
+@pytest.fixture
+async def pushing(triton: FakeTriton, make: Make) -> AsyncIterator[House]:
+    made = await asyncio.to_thread(House, make, triton, None)
+    yield made
+    await made.tritons.aclose()
+
+
+@pytest.fixture
+def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
+    """Stands for fetching: the addresses that were asked for, each then a model of the store."""
+    asked: list[str] = []
+
+    def put(address: Address) -> Stored:
+        return store.find(address) or stored_model(store, str(address), created=int(time.time()))
+
+    async def prepared(address: Address, settings: Any, progress: Progress) -> Stored:
+        asked.append(str(address))
+        progress.worked("converting", 1.0)
+        return await asyncio.to_thread(put, address)
+
+    monkeypatch.setattr(shoal.local, "prepared", prepared)
+    return asked
+
+
+def soon() -> Context:
+    return Context(id="r", deadline=time.monotonic() + 30, client="c")
+
+
+def refusal(call: Callable[[], object], kind: type[ShoalError] = InvalidValue) -> ShoalError:
+    with pytest.raises(kind) as caught:
+        call()
+    return caught.value
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "expected", "source"),
+        [
+            ("org/name", "org/name", "hf:org/name"),
+            ("org/name@v2", "org/name", "hf:org/name@v2"),
+            ("hf:org/name", "org/name", "hf:org/name"),
+            ("name", "name", "hf:name"),
+            ("pypi:Some_Model==1.0", "some-model", "pypi:some-model==1.0"),
+            ("fake:dimension=4", "fake", "fake:dimension=4"),
+            ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2", DEFAULT_MODEL),
+            ("twins", "twins", "fake:dimension=8,fake:dimension=8"),
+            ("far", "far", "triton://gpu1#m"),
+        ],
+    )
+    def test_what_a_client_may_name(self, make: Make, name: str, expected: str, source: str) -> None:
+        plan = make().resolve(name, LoadOptions())
+        assert (plan.name, plan.source) == (expected, source)
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("", "cannot name a model"),
+            ("../etc", "cannot name a model"),
+            ("a/b/c", "cannot name a model"),
+            ("load", "reserved"),
+            ("hf:load", "reserved"),
+            ("ftp:x", "not a scheme"),
+            ("org/name@..", "not a revision"),
+            ("file:/etc", "named at the start alone, as `shoal serve file:/etc`"),
+            ("triton://gpu1#m", "named at the start alone"),
+            ("tei+http://host#m", "named at the start alone"),
+            ("upstream", "no backend for tei"),
+        ],
+    )
+    def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:
+        """InvalidValue, also for what would be an AddressError on the command line."""
+        error = refusal(lambda: make().resolve(name, LoadOptions()))
+        assert words in error.message
+        assert error.param == "model"
+
+    def test_what_was_named_before_is_meant_again(self, make: Make) -> None:
+        """Whatever its address: the operator's name stands for it."""
+        loader = make()
+        loader.plan(parse_served("mine=file:/models/x"))
+        assert loader.resolve("mine", LoadOptions()).source == "file:/models/x"
+
+    def test_tables_say_more(self, make: Make) -> None:
+        plan = make(flags={"load_timeout_s": 7.0}).resolve("twins", LoadOptions())
+        assert (plan.aliases, plan.default_for, plan.timeout_s) == (("t",), ("embed",), 7.0)
+        assert (plan.backend, plan.options) == ("fake", LoadOptions())
+
+    def test_the_default_model_keeps_its_short_name(self, make: Make) -> None:
+        """Under its own name alone."""
+        loader = make()
+        assert loader.plan(parse_served(DEFAULT_MODEL)).aliases == ("all-MiniLM-L6-v2",)
+        assert loader.plan(parse_served(f"mine={DEFAULT_MODEL}")).aliases == ()
+        assert loader.resolve("all-MiniLM-L6-v2", LoadOptions()).aliases == ("all-MiniLM-L6-v2",)
+
+
+class TestBackends:
+    def test_without_triton_models_run_here(self, make: Make) -> None:
+        loader = make()
+        assert loader.resolve("org/name", LoadOptions()).backend == "local"
+        error = refusal(lambda: loader.resolve("org/name", LoadOptions(backend="triton")))
+        assert "start Shoal with --triton or --triton-url" in error.message
+        assert error.param == "backend"
+        assert refusal(lambda: loader.resolve("org/there", LoadOptions())).param == "backend"
+
+    async def test_with_triton_they_run_there(self, house: House) -> None:
+        """Unless a table or the caller says otherwise."""
+        loader = house.loader
+        assert loader.resolve("org/name", LoadOptions()).backend == "triton"
+        assert loader.resolve("org/here", LoadOptions()).backend == "local"
+        assert loader.resolve("org/name", LoadOptions(backend="local")).backend == "local"
+        assert loader.resolve("org/here", LoadOptions(backend="triton")).backend == "triton"
+        assert loader.resolve("org/name", LoadOptions(text_in=True)).options.text_in is True
+
+    @pytest.mark.parametrize(
+        ("name", "backend", "words"),
+        [
+            ("org/name", "cuda", "use local or triton"),
+            ("twins", "local", "runs on fake alone"),
+            ("far", "local", "runs on triton alone"),
+        ],
+    )
+    def test_options_that_cannot_be(self, make: Make, name: str, backend: str, words: str) -> None:
+        error = refusal(lambda: make().resolve(name, LoadOptions(backend=backend)))
+        assert words in error.message
+        assert error.param == "backend"
+
+
+class TestPlans:
+    def test_a_start_waits_for_other_servers_for_ever(self, make: Make) -> None:
+        """A load by API does not, except of a model that was named so at the start."""
+        loader = make()
+        assert loader.resolve("far", LoadOptions()).timeout_s == 600.0
+        assert loader.plan(parse_served("far=triton://gpu1#m")).timeout_s == 0.0
+        assert loader.resolve("far", LoadOptions()).timeout_s == 0.0
+        assert loader.plan(parse_served("org/name")).timeout_s == 600.0
+
+    def test_what_cannot_be_served_is_refused_at_the_start(self, make: Make) -> None:
+        assert (
+            "no backend for tei+http"
+            in refusal(lambda: make().plan(parse_served("x=tei+http://h#m")), ConfigError).message
+        )
+
+    def test_several_servers_need_a_model(self, make: Make) -> None:
+        """What each of them offers may differ."""
+        error = refusal(lambda: make().plan(parse_served("triton://a,triton://b")), ConfigError)
+        assert "NAME=triton://a#MODEL" in error.message
+
+
+class TestFetching:
+    async def test_files_are_prepared_and_reported(
+        self, make: Make, prepares: list[str], notes: Notes, home: Path
+    ) -> None:
+        """The first time something changed; then it is all there."""
+        loader = await asyncio.to_thread(make)
+        plan = loader.resolve("org/name", LoadOptions())
+        first = await loader.fetch(plan, notes)
+        again = await loader.fetch(plan, notes)
+        assert (first.changed, first.size > 0) == (True, True)
+        assert prepares == ["hf:org/name"] * 2
+        await until(lambda: ("converting", 1.0, 1.0) in notes.said)
+        assert again.size == first.size
+
+    async def test_a_bare_name_means_what_the_store_has(
+        self, make: Make, prepares: list[str], notes: Notes, store: Store
+    ) -> None:
+        """Under whatever address it was pulled; with a revision exactly that is meant."""
+        await asyncio.to_thread(stored_model, store, "pypi:small")
+        loader = await asyncio.to_thread(make)
+        assert not (await loader.fetch(loader.resolve("small", LoadOptions()), notes)).changed
+        await loader.fetch(loader.resolve("small@v1", LoadOptions()), notes)
+        await loader.fetch(loader.resolve("hf:small", LoadOptions()), notes)
+        assert prepares == ["pypi:small", "hf:small@v1", "hf:small"]
+
+    async def test_other_servers_models_have_no_files(self, make: Make, prepares: list[str], notes: Notes) -> None:
+        loader = await asyncio.to_thread(make)
+        for name in ("far", "twins"):
+            assert not (await loader.fetch(loader.resolve(name, LoadOptions()), notes)).changed
+        assert not prepares
+
+    async def test_what_tritons_repository_has_needs_none(
+        self, house: House, prepares: list[str], notes: Notes, tmp_path: Path
+    ) -> None:
+        """A model that Shoal did not make, by its bare name alone."""
+        (tmp_path / "repository" / "theirs").mkdir()
+        loader = house.loader
+        assert not (await loader.fetch(loader.resolve("theirs", LoadOptions()), notes)).changed
+        assert not prepares
+        await loader.fetch(loader.resolve("hf:theirs", LoadOptions()), notes)
+        assert prepares == ["hf:theirs"]
+
+    async def test_nor_what_another_shoal_made(
+        self, house: House, prepares: list[str], notes: Notes, tmp_path: Path
+    ) -> None:
+        """As long as there are no files of it here."""
+        elsewhere = await asyncio.to_thread(stored_model, Store(tmp_path / "elsewhere"))
+        await house.host.write("org/mini", elsewhere, house.loader.loaded.settings)
+        plan = house.loader.resolve("hf:org/mini", LoadOptions())
+        assert not (await house.loader.fetch(plan, notes)).changed
+        assert not prepares
+
+    async def test_a_triton_that_is_away_does_not_keep_from_downloading(
+        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+    ) -> None:
+        await triton.stop()
+        await pushing.loader.fetch(pushing.loader.resolve("org/name", LoadOptions()), notes)
+        assert prepares == ["hf:org/name"]
+
+    async def test_cancelling_waits_for_the_work(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, notes: Notes
+    ) -> None:
+        """And leaves nothing running."""
+        begun, over = asyncio.Event(), False
+
+        async def prepared(*args: Any) -> Any:
+            nonlocal over
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                over = True
+
+        monkeypatch.setattr(shoal.local, "prepared", prepared)
+        loader = await asyncio.to_thread(make)
+        before = asyncio.all_tasks()
+        fetching = asyncio.create_task(loader.fetch(loader.resolve("org/name", LoadOptions()), notes))
+        await begun.wait()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert over
+        assert asyncio.all_tasks() <= before
+
+
+async def vectors(runner: Any, *texts: str) -> Any:
+    return (await runner.run(Embed(model="m", inputs=list(texts), normalize=False), soon())).vectors
+
+
+class TestOpening:
+    async def test_scripted_models(self, make: Make, notes: Notes) -> None:
+        """Replicas share a lane, whose queue the metrics see until it is closed."""
+        loader = await asyncio.to_thread(make)
+        plan = loader.resolve("twins", LoadOptions())
+        runner = await loader.open(plan, notes)
+        assert np.array_equal(await vectors(runner, "a b"), [vector_of(tokens_of("a b"), 8)])
+        assert loader.queues() == [("twins", 0, 0)]
+        await loader.close(plan, runner)
+        assert loader.queues() == []
+        assert not runner.ready()
+
+    async def test_local_models(self, make: Make, notes: Notes, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+        """From the address that the store has a bare name from, with the settings of the model's table."""
+        asked: list[Any] = []
+
+        async def open_local(name: str, addresses: Any, settings: Any, progress: Progress) -> Any:
+            asked.append((name, [str(each) for each in addresses]))
+            progress.worked("compiling", 0.5)
+            script = FakeScript(dimension=8)
+            facts = ModelFacts(source="x", backend="openvino", tasks=("embed",))
+            return SimpleNamespace(
+                pipeline=FakePipeline(script), engines=[FakeEngine(script, "e")], facts=facts, codec=None
+            )
+
+        monkeypatch.setattr(shoal.local, "open_local", open_local)
+        await asyncio.to_thread(stored_model, store, "pypi:small")
+        loader = await asyncio.to_thread(make)
+        one = loader.resolve("small", LoadOptions())
+        two = loader.plan(parse_served("pair=hf:org/a,hf:org/b"))
+        for plan in (one, two):
+            runner = await loader.open(plan, notes)
+            assert runner.facts.backend == "openvino"
+            await loader.close(plan, runner)
+        assert asked == [("small", ["pypi:small"]), ("pair", ["hf:org/a", "hf:org/b"])]
+        await until(lambda: ("compiling", 0.5, 1.0) in notes.said)
+
+    async def test_kinds_do_not_mix(self, make: Make, notes: Notes) -> None:
+        loader = await asyncio.to_thread(make)
+        with pytest.raises(AddressError, match="of one kind, not fake, hf"):
+            await loader.open(loader.plan(parse_served("x=fake:,hf:org/a")), notes)
+
+    async def test_models_of_other_servers(self, make: Make, triton: FakeTriton, notes: Notes, tmp_path: Path) -> None:
+        """As many replicas as addresses; unloading takes the model off them."""
+        triton.add(text_model("emb"))
+        toml = f'[models."far"]\nbackends = ["triton://{triton.target}#emb"]\n'
+        loader = await asyncio.to_thread(make, toml)
+        loader._tritons = Tritons(loader.loaded.settings)
+        plan = loader.resolve("far", LoadOptions())
+        runner = await loader.open(plan, notes)
+        assert isinstance(runner, TritonRunner)
+        assert np.array_equal(await vectors(runner, "a"), [triton_vector_of("a")])
+        await loader.close(plan, runner)
+        assert triton.models["emb"].state == "UNAVAILABLE"
+        await loader._tritons.aclose()
+
+    async def test_a_model_of_files_is_put_into_triton(
+        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes
+    ) -> None:
+        """Written, loaded and asked; its texts are tokenised here."""
+        plan = house.loader.resolve("org/name", LoadOptions())
+        runner = await house.loader.open(plan, notes)
+        assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
+        assert triton.models["org~name"].state == "READY"
+        assert [stage for stage in notes.stages if stage != "converting"] == [
+            "writing the model into Triton's repository",
+            "waiting for Triton to load the model",
+        ]
+        assert [entry.name for entry in await house.loader.entries()] == ["org/name"]
+        await house.loader.close(plan, runner)
+        assert triton.models["org~name"].state == "UNAVAILABLE"
+        assert await house.host.held("org/name") is not None
+
+    async def test_by_push_where_there_is_no_folder(
+        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+    ) -> None:
+        """After an unload nothing of it is remembered."""
+        triton.add(token_model("org~name", HIDDEN, loaded=False, pushed=True))
+        plan = pushing.loader.resolve("org/name", LoadOptions())
+        runner = await pushing.loader.open(plan, notes)
+        assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
+        await pushing.loader.close(plan, runner)
+        assert pushing.host._pushed == {}
+
+    async def test_what_is_in_the_repository_is_taken_as_it_is(
+        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+    ) -> None:
+        """A bare name means the model that is there; nothing is pushed over it."""
+        triton.add(text_model("theirs", loaded=False))
+        plan = pushing.loader.resolve("theirs", LoadOptions())
+        runner = await pushing.loader.open(plan, notes)
+        assert np.array_equal(await vectors(runner, "a"), [triton_vector_of("a")])
+        assert not prepares
+        await pushing.loader.close(plan, runner)
+
+    async def test_a_model_named_for_a_triton_that_there_is_not(self, make: Make, notes: Notes) -> None:
+        """At the start, by a setting: the model fails and says what to do."""
+        loader = await asyncio.to_thread(make)
+        with pytest.raises(ConfigError, match="start Shoal with --triton, or name one with --triton-url"):
+            await loader.open(loader.plan(parse_served("org/there")), notes)
+
+    async def test_in_triton_a_model_has_one_address(self, house: House, notes: Notes) -> None:
+        with pytest.raises(ConfigError, match="set triton_instances"):
+            await house.loader.open(house.loader.plan(parse_served("x=hf:org/a,hf:org/b")), notes)
+
+    async def test_a_failed_open_leaves_nothing(
+        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes, tmp_path: Path
+    ) -> None:
+        reads(triton, tmp_path / "repository", load_error="the graph is broken")
+        with pytest.raises(ShoalError, match="the graph is broken"):
+            await house.loader.open(house.loader.resolve("org/name", LoadOptions()), notes)
+        assert await house.host.held("org/name") is None
+        assert house.loader.queues() == []
+
+    async def test_closing_closes_also_where_triton_is_away(
+        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes
+    ) -> None:
+        """The reason is told, and no runner is left."""
+        plan = house.loader.resolve("org/name", LoadOptions())
+        runner = await house.loader.open(plan, notes)
+        await triton.stop()
+        with pytest.raises(TransportFailed):
+            await house.loader.close(plan, runner)
+        assert not runner.ready()
+        assert house.loader.queues() == []
+
+
+class TestFiles:
+    async def test_entries_of_both_places(
+        self, house: House, store: Store, prepares: list[str], tmp_path: Path
+    ) -> None:
+        """A name that both have is Triton's."""
+        stored = await asyncio.to_thread(stored_model, store)
+        await asyncio.to_thread(stored_model, store, "pypi:small", created=2)
+        await house.host.write("org/mini", stored, house.loader.loaded.settings)
+        found = {entry.name: entry for entry in await house.loader.entries()}
+        assert {name: entry.backend for name, entry in found.items()} == {"small": "local", "org/mini": "triton"}
+        assert (found["small"].source, found["small"].created) == ("pypi:small", 2)
+        assert found["small"].size == found["org/mini"].size or found["small"].size > 0
+
+    async def test_removing_takes_both(self, house: House, store: Store, tmp_path: Path) -> None:
+        stored = await asyncio.to_thread(stored_model, store)
+        await house.host.write("org/mini", stored, house.loader.loaded.settings)
+        assert await house.loader.remove("org/mini")
+        assert await house.loader.entries() == []
+        assert not await house.loader.remove("org/mini")
+
+    async def test_removing_by_address_or_name(self, make: Make, store: Store) -> None:
+        loader = await asyncio.to_thread(make)
+        for name in ("org/mini", "hf:org/mini"):
+            await asyncio.to_thread(stored_model, store)
+            assert await loader.remove(name)
+            assert not await loader.remove(name)
+
+
+class Seen(Progress):
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def fetched(self, what: str, done: int, total: int | None) -> None:
+        self.calls.append((what, done, total))
+
+    def worked(self, stage: str, fraction: float) -> None:
+        self.calls.append((stage, fraction))
+
+    def noted(self, line: str) -> None:
+        self.calls.append((line,))
+
+
+class TestProgress:
+    async def test_from_a_thread_to_the_job_and_to_the_terminal(self, make: Make, notes: Notes) -> None:
+        """Bytes are told ten times a second at most, and always the last; the terminal sees all."""
+        seen = Seen()
+        loader = await asyncio.to_thread(make, progress=seen)
+        progress = loader._reporter(notes)
+
+        def work() -> None:
+            for done in range(1, 101):
+                progress.fetched("model.onnx", done, 100)
+            progress.fetched("vocab.txt", 5, None)
+            progress.worked("verifying", 0.5)
+            progress.noted("the mirror was slow")
+
+        await asyncio.to_thread(work)
+        await asyncio.sleep(0)
+        assert notes.said[0] == ("downloading model.onnx", 1.0, 100.0)
+        assert ("downloading model.onnx", 100.0, 100.0) in notes.said
+        assert notes.said[-1] == ("verifying", 0.5, 1.0)
+        assert len(notes.said) < 20
+        assert len(seen.calls) == 103
+        assert seen.calls[-1] == ("the mirror was slow",)
+
+    def test_a_loop_that_is_gone_hears_nothing(self, make: Make, notes: Notes) -> None:
+        """A thread that outlives it must not fail for that."""
+        loader = make()
+
+        async def inside() -> Progress:
+            return loader._reporter(notes)
+
+        progress = asyncio.run(inside())
+        progress.worked("converting", 1.0)
+        assert notes.said == []

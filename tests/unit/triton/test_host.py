@@ -1,0 +1,537 @@
+"""The Triton that models are put into: through its repository's folder, by push, and one that Shoal starts itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+import shoal.triton
+from shoal.backends.triton.repository import Repository
+from shoal.backends.triton.server import TritonOptions
+from shoal.errors import ConfigError, Forbidden, InternalError, ModelFailed, SetupError
+from shoal.models.address import parse_address
+from shoal.models.progress import Progress
+from shoal.models.store import Store, Stored
+from shoal.settings import ModelTable, Settings
+from shoal.triton import host as host_module
+from shoal.triton import publish, withdraw
+from shoal.triton.connections import Tritons
+from shoal.triton.host import TritonHost, entry_of
+from tests.fakes.triton import FakeTriton, Refused
+from tests.unit.triton.kit import LACKING, asked, reads, stored_model, text_model, token_model, until
+
+NAME = "org/mini"
+FOLDER = "org~mini"
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return stored_model(Store(tmp_path / "home"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "repository"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def settings(triton: FakeTriton, tmp_path: Path) -> Settings:
+    """Files are pushed."""
+    return Settings(home=str(tmp_path / "home"), triton_url=triton.target, connect_timeout_s=2.0, load_timeout_s=10.0)
+
+
+@pytest.fixture
+def writing(settings: Settings, folder: Path) -> Settings:
+    """Files are written."""
+    return msgspec.structs.replace(settings, triton_repository=str(folder))
+
+
+@pytest.fixture
+def pushing(settings: Settings, tritons: Tritons) -> TritonHost:
+    return TritonHost(settings, tritons)
+
+
+@pytest.fixture
+def host(writing: Settings, tritons: Tritons, triton: FakeTriton, folder: Path) -> TritonHost:
+    reads(triton, folder)
+    return TritonHost(writing, tritons)
+
+
+def foreign(folder: Path, name: str = "theirs") -> None:
+    (folder / name).mkdir()
+    (folder / name / "config.pbtxt").write_text('name: "theirs"')
+
+
+class TestPublishing:
+    async def test_an_entry_is_written_and_loaded(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        await host.publish(NAME, stored, writing)
+        assert triton.models[FOLDER].state == "READY"
+        assert (folder / FOLDER / "1" / "model.onnx").read_bytes() == b"graph"
+        held = await host.held(NAME)
+        assert held is not None
+        assert (held.managed, held.source) == (True, "hf:org/mini")
+
+    async def test_what_cannot_be_loaded_is_not_left(
+        self, writing: Settings, tritons: Tritons, triton: FakeTriton, stored: Stored, folder: Path
+    ) -> None:
+        """A new entry goes again; the server's own reason is told."""
+        reads(triton, folder, load_error="the graph is broken")
+        host = TritonHost(writing, tritons)
+        with pytest.raises(ModelFailed, match="the graph is broken"):
+            await host.publish(NAME, stored, writing)
+        assert await host.held(NAME) is None
+
+    async def test_an_entry_that_was_there_stays(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        """Somebody else may have it loaded."""
+        await host.publish(NAME, stored, writing)
+        triton.models[FOLDER].load_error = "out of memory"
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await host.publish(NAME, stored, writing)
+        assert await host.held(NAME) is not None
+
+    async def test_a_server_without_onnxruntime_gets_python(
+        self,
+        writing: Settings,
+        tritons: Tritons,
+        triton: FakeTriton,
+        stored: Stored,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Only a load tells; what it told is remembered for the next model."""
+        reads(triton, folder)
+        load = triton._load
+
+        def lacking(request: Any) -> Any:
+            if "onnxruntime" in (folder / request.model_name / "config.pbtxt").read_text():
+                raise Refused(LACKING)
+            return load(request)
+
+        monkeypatch.setattr(triton, "_load", lacking)
+        host = TritonHost(writing, tritons)
+        await host.publish(NAME, stored, writing)
+        assert (folder / FOLDER / "1" / "model.py").is_file()
+        loads = triton.calls["RepositoryModelLoad"]
+        await host.publish("other", stored, writing)
+        assert triton.calls["RepositoryModelLoad"] == loads + 1
+
+    @pytest.mark.parametrize("platform", ["auto", "onnxruntime"])
+    async def test_a_backend_that_was_asked_for_is_not_replaced(
+        self,
+        writing: Settings,
+        tritons: Tritons,
+        triton: FakeTriton,
+        stored: Stored,
+        folder: Path,
+        platform: Any,
+    ) -> None:
+        """And one attempt with python is enough: whatever fails, no new entry is left."""
+        chosen = msgspec.structs.replace(writing, triton_platform=platform)
+        reads(triton, folder, load_error=LACKING)
+        host = TritonHost(chosen, tritons)
+        with pytest.raises(ModelFailed, match="unable to find backend"):
+            await host.publish(NAME, stored, chosen)
+        assert triton.calls["RepositoryModelLoad"] == (2 if platform == "auto" else 1)
+        assert await host.held(NAME) is None
+
+    async def test_what_shoal_did_not_make_is_left_alone(
+        self, host: TritonHost, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        with pytest.raises(Forbidden, match="not made by Shoal"):
+            await host.publish("theirs", stored, writing)
+
+    async def test_without_a_folder_files_are_pushed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """With the configuration; after a restart of the server they are pushed again."""
+        assert await pushing.write(NAME, stored, settings) == triton.target
+        await pushing.load(NAME, settings)
+        sent = asked(triton, "RepositoryModelLoad")[0]
+        assert {"config", "file:1/model.onnx"} <= set(sent.parameters)
+        await triton.stop()
+        await triton.start()
+        assert FOLDER not in triton.models
+        await pushing.load(NAME, settings)
+        assert triton.models[FOLDER].state == "READY"
+
+    async def test_what_was_pushed_and_did_not_load_is_forgotten(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="broken"))
+        with pytest.raises(ModelFailed):
+            await pushing.publish(NAME, stored, settings)
+        assert not await pushing.remove(NAME)
+
+    async def test_an_ensemble_is_pushed_whole(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Its own load is refused and works all the same, so that readiness decides."""
+        load = triton._load
+
+        def refusing(request: Any) -> Any:
+            answer = load(request)
+            if request.model_name == FOLDER:
+                raise Refused("failed to load, failed to poll from model repository")
+            return answer
+
+        triton._load = refusing  # type: ignore[method-assign]
+        await pushing.publish(NAME, stored, settings, text_in=True)
+        assert [each.model_name for each in asked(triton, "RepositoryModelLoad")] == [
+            f"{FOLDER}~~encoder",
+            f"{FOLDER}~~tokenizer",
+            FOLDER,
+        ]
+
+    async def test_an_ensemble_that_is_not_ready_has_failed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="parts do not fit"))
+        with pytest.raises(ModelFailed):
+            await pushing.publish(NAME, stored, settings, text_in=True)
+
+
+class TestWhoseItIs:
+    async def test_by_the_folder(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+        foreign(folder)
+        await host.publish(NAME, stored, writing)
+        assert [await host.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        source = parse_address("hf:org/mini")
+        assert await host.usable(NAME, source)
+        assert not await host.usable(NAME, parse_address("hf:org/other"))
+        assert not await host.usable("theirs", source)
+        assert not await host.usable("nobody", source)
+
+    async def test_by_the_index(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """What was pushed from here is ours; there is nothing of another Shoal's to be used."""
+        triton.add(text_model("theirs", loaded=False))
+        await pushing.write(NAME, stored, settings)
+        assert [await pushing.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        assert not await pushing.usable(NAME, parse_address("hf:org/mini"))
+
+
+class TestTarget:
+    async def test_the_model_by_its_folders_name(self, host: TritonHost, triton: FakeTriton, writing: Settings) -> None:
+        target = await host.target(NAME, ModelTable(), writing)
+        assert (target.model, target.whole) == (FOLDER, FOLDER)
+        assert target.address == f"triton://{triton.target}#{FOLDER}"
+
+    async def test_texts_are_tokenised_here_all_the_same(
+        self, host: TritonHost, pushing: TritonHost, stored: Stored, writing: Settings, settings: Settings
+    ) -> None:
+        """Of a model that takes texts there, the encoder is asked; it is unloaded whole."""
+        await host.write(NAME, stored, writing, text_in=True)
+        await pushing.write(NAME, stored, settings, text_in=True)
+        for each, chosen in ((host, writing), (pushing, settings)):
+            target = await each.target(NAME, ModelTable(), chosen)
+            assert (target.model, target.whole) == (f"{FOLDER}~~encoder", FOLDER)
+
+    async def test_it_loads_by_the_served_name(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        await host.write(NAME, stored, writing)
+        target = await host.target(NAME, ModelTable(), writing)
+        assert target.load is not None
+        await target.load()
+        assert triton.models[FOLDER].state == "READY"
+
+    async def test_with_tls(self, settings: Settings, tritons: Tritons) -> None:
+        host = TritonHost(msgspec.structs.replace(settings, triton_url="tritons://gpu1:9"), tritons)
+        assert host.url == "gpu1:9"
+        assert (await host.target(NAME, ModelTable(), settings)).address == f"tritons://gpu1:9#{FOLDER}"
+        assert (await host.control()).client.target == "gpu1:9"
+
+
+class TestEntries:
+    async def test_of_the_folder(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        await host.write(NAME, stored, writing)
+        found = {entry.name: entry for entry in await host.entries()}
+        assert found[NAME].source == "hf:org/mini"
+        assert (found[NAME].managed, found["theirs"].managed) == (True, False)
+        assert found[NAME].size > 0
+        assert found["theirs"].source == f"triton://{triton.target}#theirs"
+        assert {entry.backend for entry in found.values()} == {"triton"}
+
+    async def test_of_the_index(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Parts of an ensemble are no models of their own."""
+        for name in ("b", "a", "a~~encoder", "a~~tokenizer"):
+            triton.add(text_model(name))
+        await pushing.publish(NAME, stored, settings)
+        found = {entry.name: entry.managed for entry in await pushing.entries()}
+        assert found == {"a": False, "b": False, NAME: True}
+
+    async def test_a_server_that_is_away_has_none(self, pushing: TritonHost, triton: FakeTriton) -> None:
+        await triton.stop()
+        assert await pushing.entries() == []
+
+
+class TestRemoving:
+    async def test_what_shoal_wrote(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+        foreign(folder)
+        await host.write(NAME, stored, writing)
+        assert await host.remove(NAME)
+        assert not await host.remove(NAME)
+        with pytest.raises(Forbidden):
+            await host.remove("theirs")
+
+    async def test_what_was_pushed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """What lies in a repository that nobody here can write is not ours to delete."""
+        triton.add(text_model("theirs"))
+        await pushing.write(NAME, stored, settings)
+        assert await pushing.remove(NAME)
+        assert not await pushing.remove(NAME)
+        with pytest.raises(Forbidden, match="name its folder with triton_repository"):
+            await pushing.remove("theirs")
+
+    async def test_forgetting_what_was_unloaded(self, pushing: TritonHost, stored: Stored, settings: Settings) -> None:
+        await pushing.write(NAME, stored, settings)
+        pushing.forget(NAME)
+        assert not await pushing.remove(NAME)
+
+    async def test_unloading(self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings) -> None:
+        """A server that is away has nothing loaded."""
+        await host.publish(NAME, stored, writing)
+        await host.unload(NAME, writing)
+        assert triton.models[FOLDER].state == "UNAVAILABLE"
+        await triton.stop()
+        await host.unload(NAME, writing)
+
+
+class TestReaching:
+    async def test_a_server_that_is_there(self, pushing: TritonHost, triton: FakeTriton) -> None:
+        """Readiness is no condition: one model that failed to load takes it from the whole server."""
+        triton.ready = False
+        notes: list[str] = []
+        await pushing.reached(notes.append)
+        assert notes == []
+
+    async def test_why_it_is_waited_for(
+        self, pushing: TritonHost, triton: FakeTriton, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        triton.live = False
+        await triton.stop()
+        notes: list[str] = []
+        waiting = asyncio.create_task(pushing.reached(notes.append))
+        await until(lambda: any("is not reachable" in note for note in notes))
+        await triton.start()
+        await until(lambda: notes[-1] == f"waiting for Triton at {triton.target}: it is not live yet")
+        triton.live = True
+        await waiting
+
+    async def test_a_server_that_answers_nothing(
+        self, settings: Settings, tritons: Tritons, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is waited for as one that is away."""
+        call, hung = triton.call, True
+
+        async def hang(name: str, request: Any) -> Any:
+            if hung:
+                await asyncio.Event().wait()
+            return await call(name, request)
+
+        monkeypatch.setattr(triton, "call", hang)
+        host = TritonHost(msgspec.structs.replace(settings, connect_timeout_s=0.02), tritons)
+        notes: list[str] = []
+        waiting = asyncio.create_task(host.reached(notes.append))
+        await until(lambda: any("did not answer" in note for note in notes))
+        hung = False
+        await waiting
+
+
+class Own:
+    """Stands for `run_triton`: it yields the fake server once `there` is set, or fails."""
+
+    def __init__(self, triton: FakeTriton) -> None:
+        self.triton = triton
+        self.there = asyncio.Event()
+        self.error: Exception | None = None
+        self.options: TritonOptions | None = None
+        self.running = False
+
+    @asynccontextmanager
+    async def __call__(self, options: TritonOptions, progress: Progress | None = None) -> AsyncIterator[Any]:
+        self.options = options
+        await self.there.wait()
+        if self.error is not None:
+            raise self.error
+        self.running = True
+        try:
+            yield SimpleNamespace(url=self.triton.target, repository=options.folder, platforms=("python",))
+        finally:
+            self.running = False
+
+
+class TestItsOwnServer:
+    @pytest.fixture
+    def own(self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> Own:
+        made = Own(triton)
+        monkeypatch.setattr(host_module, "run_triton", made)
+        return made
+
+    @pytest.fixture
+    def alone(self, tmp_path: Path) -> Settings:
+        return Settings(home=str(tmp_path / "home"), triton=True, offline=True)
+
+    async def test_it_runs_as_long_as_the_host(
+        self, own: Own, alone: Settings, tritons: Tritons, triton: FakeTriton, tmp_path: Path
+    ) -> None:
+        """On ports that are free and over a repository of Shoal's own, which can be looked into before."""
+        async with TritonHost.opened(alone, tritons) as host:
+            assert host is not None
+            assert await host.held(NAME) is None
+            assert not await host.foreign(NAME)
+            notes: list[str] = []
+            waiting = asyncio.create_task(host.reached(notes.append))
+            await until(lambda: notes == ["waiting for Triton to start"])
+            own.there.set()
+            await waiting
+            assert (host.url, own.running) == (triton.target, True)
+            assert isinstance(host.repository, Repository)
+            assert host.repository.folder == tmp_path / "home" / "triton" / "repository"
+        assert not own.running
+        assert own.options is not None
+        assert (own.options.grpc_port, own.options.http_port, own.options.offline) == (0, 0, True)
+
+    async def test_its_backends_are_known(
+        self, own: Own, alone: Settings, tritons: Tritons, triton: FakeTriton, stored: Stored, folder: Path
+    ) -> None:
+        """No attempt is lost on one that it lacks."""
+        chosen = msgspec.structs.replace(alone, triton_repository=str(folder))
+        reads(triton, folder)
+        own.there.set()
+        async with TritonHost.opened(chosen, tritons) as host:
+            assert host is not None
+            await host.reached(print)
+            await host.publish(NAME, stored, chosen)
+        assert (folder / FOLDER / "1" / "model.py").is_file()
+        assert triton.calls["RepositoryModelLoad"] == 1
+
+    @pytest.mark.parametrize(
+        ("error", "raised"),
+        [(SetupError("no Triton for this machine"), SetupError), (ZeroDivisionError("a bug"), InternalError)],
+    )
+    async def test_every_load_says_why_it_cannot_start(
+        self, own: Own, alone: Settings, tritons: Tritons, error: Exception, raised: type[Exception]
+    ) -> None:
+        """Shoal goes on without it."""
+        own.error = error
+        own.there.set()
+        async with TritonHost.opened(alone, tritons) as host:
+            assert host is not None
+            for _ in range(2):
+                with pytest.raises(raised, match=str(error)):
+                    await host.reached(print)
+            assert not await host.remove(NAME)
+
+    async def test_leaving_stops_one_that_is_starting(self, own: Own, alone: Settings, tritons: Tritons) -> None:
+        before = asyncio.all_tasks()
+        async with TritonHost.opened(alone, tritons):
+            await until(lambda: own.options is not None)
+        assert asyncio.all_tasks() <= before
+
+    async def test_without_one_there_is_no_host(self, alone: Settings, settings: Settings, tritons: Tritons) -> None:
+        """A server that is named is taken as it is."""
+        async with TritonHost.opened(Settings(), tritons) as host:
+            assert host is None
+        async with TritonHost.opened(settings, tritons) as host:
+            assert host is not None
+            assert host.url == settings.triton_url
+
+
+class TestEntry:
+    def test_what_the_settings_say(self, stored: Stored) -> None:
+        settings = Settings(
+            max_batch_size=16, triton_instances=2, triton_kind="gpu", triton_fp16=True, triton_accelerator="tensorrt"
+        )
+        spec = entry_of(NAME, stored, settings)
+        options = spec.options
+        assert (options.platform, options.max_batch_size, options.instances) == ("onnxruntime", 16, 2)
+        assert (options.kind, options.fp16, options.accelerator) == ("gpu", True, "tensorrt")
+        assert (spec.source, spec.graph, spec.tokenizer) == ("hf:org/mini", stored.graph, stored.tokenizer)
+        assert len(spec.space) == 16
+
+    @pytest.mark.parametrize(
+        ("wanted", "platforms", "expected"),
+        [
+            ("auto", (), "onnxruntime"),
+            ("auto", ("python", "onnxruntime"), "onnxruntime"),
+            ("auto", ("python",), "python"),
+            ("openvino", ("python",), "openvino"),
+        ],
+    )
+    def test_the_platform(self, stored: Stored, wanted: Any, platforms: tuple[str, ...], expected: str) -> None:
+        assert entry_of(NAME, stored, Settings(triton_platform=wanted), platforms).options.platform == expected
+
+    def test_plans_are_not_made_here(self, stored: Stored) -> None:
+        with pytest.raises(ConfigError, match="trtexec") as caught:
+            entry_of(NAME, stored, Settings(triton_platform="tensorrt"))
+        assert caught.value.param == "triton_platform"
+
+    def test_what_was_asked_with_the_load_wins(self, stored: Stored) -> None:
+        settings = Settings(triton_text_in=True)
+        assert [entry_of(NAME, stored, settings, text_in=each).options.text_in for each in (None, False, True)] == [
+            True,
+            False,
+            True,
+        ]
+
+    def test_external_weights_go_along(self, stored: Stored) -> None:
+        (stored.path / "model.onnx_data").write_bytes(b"x")
+        (stored.path / "model.onnx.data").write_bytes(b"x")
+        assert {path.name for path in entry_of(NAME, stored, Settings()).data} == {"model.onnx_data", "model.onnx.data"}
+
+
+class TestCommandLine:
+    """What `shoal pull --to triton` and `shoal rm` do, without a server of Shoal's."""
+
+    @pytest.fixture(autouse=True)
+    def prepared(self, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shoal.triton, "prepare_local", lambda *args, **options: stored)
+
+    async def test_published_and_loaded(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:
+        reads(triton, folder)
+        said = await publish(parse_address("hf:org/mini"), writing)
+        assert said == f"written to {folder} and loaded by Triton at {triton.target}"
+
+    async def test_published_for_a_triton_that_is_away(
+        self, writing: Settings, triton: FakeTriton, folder: Path
+    ) -> None:
+        await triton.stop()
+        said = await publish(parse_address("hf:org/mini"), writing)
+        assert said.startswith(f"written to {folder}; not loaded: Triton is not reachable")
+
+    async def test_published_for_no_triton(self, writing: Settings, folder: Path) -> None:
+        said = await publish(parse_address("hf:org/mini"), msgspec.structs.replace(writing, triton_url=""))
+        assert said == f"written to {folder}; name a running Triton with --triton-url to have it loaded"
+        assert (folder / FOLDER).is_dir()
+
+    async def test_withdrawn(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:
+        """It is unloaded first; a second time there is nothing."""
+        reads(triton, folder)
+        await publish(parse_address("hf:org/mini"), writing)
+        assert await withdraw(NAME, writing)
+        assert triton.models[FOLDER].state == "UNAVAILABLE"
+        assert not (folder / FOLDER).exists()
+        assert not await withdraw(NAME, msgspec.structs.replace(writing, triton_url=""))
