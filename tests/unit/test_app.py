@@ -16,11 +16,8 @@ import numpy as np
 import pytest
 
 import shoal.local
-from shoal import app as app_module
 from shoal.app import App, open_app
 from shoal.backends.fake import tokens_of, vector_of
-from shoal.backends.triton import engine as engine_module
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.config import Loaded, load
 from shoal.core.protocols import Runner
 from shoal.errors import (
@@ -29,22 +26,15 @@ from shoal.errors import (
     ModelFailed,
     ModelNotFound,
     ModelNotReady,
-    SetupError,
     SourceError,
 )
 from shoal.local import open_local
 from shoal.models.address import Address
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.models.store import Store, Stored
+from shoal.models.store import Stored
 from shoal.settings import Settings
-from shoal.triton import host as host_module
-from shoal.triton import models as models_module
 from shoal.types import Context, Embed, Generate
-from tests.fakes.triton import FakeModel, FakeTriton
 from tests.unit.core.conftest import gathered
-from tests.unit.models.checkpoints import HIDDEN
-from tests.unit.triton.kit import grpc_in_use, reads, stored_model, text_model, until
-from tests.unit.triton.kit import vector_of as triton_vector_of
 
 LOCAL = "slow=hf:org/slow"
 
@@ -333,168 +323,6 @@ async def test_a_failed_load_by_api_is_told_and_tried_again(loaded: Loaded, monk
                 await app.gateway.lifecycle.load("org/slow").wait()
         assert states(app) == {"fake": "ready"}
         assert not opened_
-
-
-class TestTriton:
-    @pytest.fixture
-    async def triton(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
-        """Nobody pauses between looks at it."""
-        monkeypatch.setattr(app_module, "DISCOVER_S", 0.001)
-        monkeypatch.setattr(app_module, "ASK_AGAIN_S", 0.001)
-        monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-        for module in (engine_module, models_module, host_module):
-            monkeypatch.setattr(module, "RETRY_S", (0.001,))
-        async with grpc_in_use(), FakeTriton() as server:
-            yield server
-
-    async def test_a_named_model_is_waited_for(self, loaded: Loaded, triton: FakeTriton) -> None:
-        """Shoal answers meanwhile, not ready, and its refusals say what for; on leaving the model stays loaded."""
-        triton.add(text_model("emb"))
-        await triton.stop()
-        async with open_app(loaded, [f"triton://{triton.target}#emb", "fake:"]) as app:
-            await until(lambda: "is not reachable" in app.gateway.model("emb").note)
-            assert not app.gateway.ready()
-            with pytest.raises(ModelNotReady, match=rf"loading \(waiting for triton://{triton.target}#emb: "):
-                await vector(app, "emb", "x")
-            assert len(await vector(app, "fake", "x")) == 32
-            await triton.start()
-            await app.wait_loaded()
-            assert app.gateway.ready()
-            assert app.gateway.model("emb").note == ""
-            assert np.array_equal(await vector(app, "emb", "x"), triton_vector_of("x"))
-            await triton.stop()
-            await until(lambda: not app.gateway.ready())
-            await triton.start()
-            await until(app.gateway.ready)
-        assert triton.models["emb"].state == "READY"
-
-    async def test_whatever_a_server_offers_is_served(
-        self, loaded: Loaded, triton: FakeTriton, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Not ready until it was asked; then models come as they are loaded there. What cannot be served is said
-        once."""
-        address = f"triton://{triton.target}"
-        triton.add(text_model("emb"))
-        triton.add(FakeModel("llm", config=pb.ModelConfig(name="llm", backend="vllm")))
-        await triton.stop()
-        caplog.set_level("INFO", "shoal")
-        async with open_app(loaded, [address]) as app:
-            assert list(app.gateway.waiting) == [address]
-            await until(lambda: "is not reachable" in app.gateway.waiting[address])
-            assert not app.gateway.ready()
-            await triton.start()
-            await until(lambda: states(app) == {"emb": "ready"})
-            assert (app.gateway.waiting, app.gateway.ready()) == ({}, True)
-            assert np.array_equal(await vector(app, "", "x"), triton_vector_of("x"))
-            triton.add(text_model("org~late"))
-            await until(lambda: states(app).get("org/late") == "ready")
-            looks = triton.calls["RepositoryIndex"]
-            await triton.called("RepositoryIndex", looks + 3)
-        told = [record.getMessage() for record in caplog.records if f"of {address}" in record.getMessage()]
-        assert [line.split(" of ")[0] for line in told] == ["emb", "llm", "org/late"]
-        assert "is not served: Triton's model 'llm' generates text" in told[1]
-
-    async def test_a_name_that_is_taken_keeps_no_other_away(
-        self, tmp_path: Path, triton: FakeTriton, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """By a model of the command line it is simply served already; by an alias it is said."""
-        toml = '[models."b"]\naliases = ["fake"]\n'
-        for name in ("fake", "b", "c"):
-            triton.add(text_model(name))
-        caplog.set_level("INFO", "shoal")
-        async with open_app(await settings(tmp_path, toml), ["fake:", f"triton://{triton.target}"]) as app:
-            await until(lambda: states(app).get("c") == "ready")
-            assert states(app) == {"fake": "ready", "c": "ready"}
-            assert app.gateway.ready()
-        assert "b of" in caplog.text
-        assert "the name 'fake' is served twice" in caplog.text
-
-    async def test_what_was_unloaded_there_by_api_does_not_come_back(self, loaded: Loaded, triton: FakeTriton) -> None:
-        """It is not offered any more."""
-        triton.add(text_model("emb"))
-        async with open_app(loaded, [f"triton://{triton.target}"]) as app:
-            await until(lambda: states(app) == {"emb": "ready"})
-            assert app.gateway.lifecycle is not None
-            await app.gateway.lifecycle.unload("emb").wait()
-            assert triton.models["emb"].state == "UNAVAILABLE"
-            looks = triton.calls["RepositoryIndex"]
-            await triton.called("RepositoryIndex", looks + 3)
-            assert states(app) == {}
-
-    async def test_a_triton_of_its_own_that_cannot_start(
-        self, tmp_path: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The models that were meant for it say why; the others serve."""
-
-        def nowhere(*args: Any) -> Any:
-            raise SetupError("there is no Triton for this machine")
-
-        opening(monkeypatch, at_hand)
-        monkeypatch.setattr(host_module, "run_triton", nowhere)
-        chosen = await settings(tmp_path, triton=True, home=str(tmp_path / "home"))
-        async with opened(chosen, LOCAL, "good=fake:") as app:
-            assert states(app) == {"slow": "failed", "good": "ready"}
-            assert app.gateway.model("slow").error == "there is no Triton for this machine"
-
-    async def test_a_triton_of_its_own_takes_local_models(
-        self, tmp_path: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Written into its repository while it starts, and asked there."""
-        there = asyncio.Event()
-
-        @asynccontextmanager
-        async def run_triton(options: Any, progress: Any) -> AsyncIterator[Any]:
-            await there.wait()
-            reads(triton, options.folder)
-            yield SimpleNamespace(url=triton.target, repository=options.folder, platforms=("onnxruntime",))
-
-        async def prepared(address: Address, *args: Any) -> Any:
-            store = Store(tmp_path / "home")
-            there = await asyncio.to_thread(store.find, address)
-            return there or await asyncio.to_thread(stored_model, store, str(address))
-
-        monkeypatch.setattr(shoal.local, "prepared", prepared)
-        monkeypatch.setattr(host_module, "run_triton", run_triton)
-        chosen = await settings(tmp_path, triton=True, home=str(tmp_path / "home"))
-        async with open_app(chosen, [LOCAL]) as app:
-            await until(lambda: app.gateway.model("slow").note == "waiting for Triton to start")
-            there.set()
-            await app.wait_loaded()
-            facts = app.gateway.model("slow").facts
-            assert facts is not None
-            assert (facts.backend, app.gateway.ready()) == ("triton", True)
-            assert (await vector(app, "slow", "fish")).shape == (HIDDEN,)
-
-    async def test_what_triton_counts_is_among_the_metrics(
-        self, loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Asked in the background, so that a scrape waits for no other machine; one that is away does not end that."""
-        monkeypatch.setattr(app_module, "STATISTICS_S", 0.001)
-        model = triton.add(text_model("emb"))
-        model.statistics = pb.ModelStatistics(name="emb", version="1", inference_count=41)
-        async with opened(loaded, f"triton://{triton.target}#emb") as app:
-
-            async def counted(count: int) -> bool:
-                line = f'shoal_backend_items_total{{model="emb",replica="0"}} {count}.0'
-                return line in await page(app, "/metrics")
-
-            async with asyncio.timeout(20):
-                while not await counted(41):  # noqa: ASYNC110 - what a scrape says has no event
-                    await asyncio.sleep(0.001)
-                await triton.stop()
-                model.statistics.inference_count = 42
-                await triton.start()
-                while not await counted(42):  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(0.001)
-
-    async def test_a_table_may_be_loaded_later(self, tmp_path: Path, triton: FakeTriton) -> None:
-        """Its server is named nowhere else."""
-        triton.add(text_model("emb"))
-        toml = f'[models."far"]\nbackends = ["triton://{triton.target}#emb"]\n'
-        async with opened(await settings(tmp_path, toml, models=["fake:"]), "fake:") as app:
-            assert app.gateway.lifecycle is not None
-            await app.gateway.lifecycle.load("far").wait()
-            assert np.array_equal(await vector(app, "far", "x"), triton_vector_of("x"))
 
 
 def test_without_triton_nothing_of_it_is_imported() -> None:

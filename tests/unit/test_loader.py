@@ -22,7 +22,6 @@ from shoal.errors import AddressError, ConfigError, InvalidValue, ShoalError, Tr
 from shoal.loader import ModelLoader
 from shoal.models.address import Address, parse_served
 from shoal.models.progress import Progress
-from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.models.store import Store, Stored
 from shoal.triton import host as host_module
 from shoal.triton import models as models_module
@@ -167,66 +166,6 @@ def refusal(call: Callable[[], object], kind: type[ShoalError] = InvalidValue) -
     return caught.value
 
 
-class TestNames:
-    @pytest.mark.parametrize(
-        ("name", "expected", "source"),
-        [
-            ("org/name", "org/name", "hf:org/name"),
-            ("org/name@v2", "org/name", "hf:org/name@v2"),
-            ("hf:org/name", "org/name", "hf:org/name"),
-            ("name", "name", "hf:name"),
-            ("pypi:Some_Model==1.0", "some-model", "pypi:some-model==1.0"),
-            ("fake:dimension=4", "fake", "fake:dimension=4"),
-            ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2", DEFAULT_MODEL),
-            ("twins", "twins", "fake:dimension=8,fake:dimension=8"),
-            ("far", "far", "triton://gpu1#m"),
-        ],
-    )
-    def test_what_a_client_may_name(self, make: Make, name: str, expected: str, source: str) -> None:
-        plan = make().resolve(name, LoadOptions())
-        assert (plan.name, plan.source) == (expected, source)
-
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
-            ("", "cannot name a model"),
-            ("../etc", "cannot name a model"),
-            ("a/b/c", "cannot name a model"),
-            ("load", "reserved"),
-            ("hf:load", "reserved"),
-            ("ftp:x", "not a scheme"),
-            ("org/name@..", "not a revision"),
-            ("file:/etc", "named at the start alone, as `shoal serve file:/etc`"),
-            ("triton://gpu1#m", "named at the start alone"),
-            ("tei+http://host#m", "named at the start alone"),
-            ("upstream", "no backend for tei"),
-        ],
-    )
-    def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:
-        """InvalidValue, also for what would be an AddressError on the command line."""
-        error = refusal(lambda: make().resolve(name, LoadOptions()))
-        assert words in error.message
-        assert error.param == "model"
-
-    def test_what_was_named_before_is_meant_again(self, make: Make) -> None:
-        """Whatever its address: the operator's name stands for it."""
-        loader = make()
-        loader.plan(parse_served("mine=file:/models/x"))
-        assert loader.resolve("mine", LoadOptions()).source == "file:/models/x"
-
-    def test_tables_say_more(self, make: Make) -> None:
-        plan = make(flags={"load_timeout_s": 7.0}).resolve("twins", LoadOptions())
-        assert (plan.aliases, plan.default_for, plan.timeout_s) == (("t",), ("embed",), 7.0)
-        assert (plan.backend, plan.options) == ("fake", LoadOptions())
-
-    def test_the_default_model_keeps_its_short_name(self, make: Make) -> None:
-        """Under its own name alone."""
-        loader = make()
-        assert loader.plan(parse_served(DEFAULT_MODEL)).aliases == ("all-MiniLM-L6-v2",)
-        assert loader.plan(parse_served(f"mine={DEFAULT_MODEL}")).aliases == ()
-        assert loader.resolve("all-MiniLM-L6-v2", LoadOptions()).aliases == ("all-MiniLM-L6-v2",)
-
-
 class TestBackends:
     def test_without_triton_models_run_here(self, make: Make) -> None:
         loader = make()
@@ -257,27 +196,6 @@ class TestBackends:
         error = refusal(lambda: make().resolve(name, LoadOptions(backend=backend)))
         assert words in error.message
         assert error.param == "backend"
-
-
-class TestPlans:
-    def test_a_start_waits_for_other_servers_for_ever(self, make: Make) -> None:
-        """A load by API does not, except of a model that was named so at the start."""
-        loader = make()
-        assert loader.resolve("far", LoadOptions()).timeout_s == 600.0
-        assert loader.plan(parse_served("far=triton://gpu1#m")).timeout_s == 0.0
-        assert loader.resolve("far", LoadOptions()).timeout_s == 0.0
-        assert loader.plan(parse_served("org/name")).timeout_s == 600.0
-
-    def test_what_cannot_be_served_is_refused_at_the_start(self, make: Make) -> None:
-        assert (
-            "no backend for tei+http"
-            in refusal(lambda: make().plan(parse_served("x=tei+http://h#m")), ConfigError).message
-        )
-
-    def test_several_servers_need_a_model(self, make: Make) -> None:
-        """What each of them offers may differ."""
-        error = refusal(lambda: make().plan(parse_served("triton://a,triton://b")), ConfigError)
-        assert "NAME=triton://a#MODEL" in error.message
 
 
 class TestFetching:

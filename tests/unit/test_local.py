@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import shoal.local
@@ -109,6 +110,31 @@ def test_without_an_engine_files_are_prepared_unverified(
     prepare_local(ADDRESS, settings, refresh=True)
     assert (asked["address"], asked["engine"], asked["refresh"]) == (ADDRESS, None, True)
     assert asked["access"].offline
+
+
+def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In f32, on a loop of the thread's own; it is closed again whatever becomes of the preparation."""
+    engines: list[FakeEngine] = []
+    precisions: list[str] = []
+
+    async def open_(graph: Path, *, name: str, options: EngineOptions) -> FakeEngine:
+        precisions.append(options.precision)
+        engines.append(FakeEngine(FakeScript(dimension=8), name))
+        return engines[-1]
+
+    def prepare(address: Any, *, engine: Any, **options: Any) -> Any:
+        run = engine(Path("model.onnx"))
+        batch = {"ids": np.array([[1, 2]]), "mask": np.array([[1, 1]])}
+        assert run(batch, ["embedding"])["embedding"].shape == (1, 8)
+        assert engines[0].ready()
+        raise SetupError("it does not agree")
+
+    monkeypatch.setattr(shoal.local, "prepare", prepare)
+    monkeypatch.setattr(shoal.local, "choose", lambda engine: "openvino")
+    monkeypatch.setattr(shoal.local, "opener", lambda engine: open_)
+    with pytest.raises(SetupError, match="does not agree"):
+        prepare_local(ADDRESS, settings)
+    assert (precisions, engines[0].ready()) == (["f32"], False)
 
 
 class Openings:

@@ -254,8 +254,6 @@ class Lane:
             for pending, _ in item.waiters:
                 pending.expire()
         if isinstance(decision, Wait):
-            if expired:
-                return True
             if decision.until is not None:
                 self._look_again(decision.until - now)
             return False
@@ -413,7 +411,7 @@ class Lane:
     def _die(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
         self.failure = InternalError(
-            f"the batcher of {self.options.model!r} stopped: load the model again or restart the server, and tell us"
+            f"the batcher of {self.options.model!r} stopped: load it again or restart the server, and report this"
         )
         for pending in list(self._pendings):
             pending.fail(self.failure)

@@ -70,11 +70,11 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
             raise ZeroDivisionError
 
         monkeypatch.setattr(lane._planner, "take", explode)
-        with pytest.raises(InternalError, match="load the model again or restart the server"):
+        with pytest.raises(InternalError, match="load it again or restart the server"):
             await runner.run(embed("a"), context())
         assert not model.able()
         assert (model.state, model.card().broken) == ("failed", True)
-        with pytest.raises(ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: load the"):
+        with pytest.raises(ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: load it"):
             model.ready_runner()
 
     virtual(main)

@@ -155,6 +155,24 @@ async def test_texts_that_cannot_be_cut_leave_a_thread_to_the_others() -> None:
     assert [[len(item) for item in job] for job in desk.jobs[1:]] == [[len(HUGE)], [9], [len(HUGE)]]
 
 
+async def test_huge_texts_never_take_every_thread() -> None:
+    """Also when they are all that there is; the free thread is for who comes next."""
+    desk = Desk(pipeline=Whole())
+    for _ in range(3):
+        desk.add(HUGE)
+    await until(lambda: len(desk.gate.held) == 1)
+    await until(lambda: not desk.intake._scheduled)
+    assert len(desk.gate.held) == 1
+    desk.add("long" * 1000)
+    await until(lambda: len(desk.gate.held) == 2)
+    desk.gate.held.pop().set_result(None)
+    await until(lambda: len(desk.delivered) == 1)
+    for done in range(2, 5):
+        await until(lambda: len(desk.gate.held) == 1)
+        desk.gate.let_go()
+        await until(lambda done=done: len(desk.delivered) == done)  # type: ignore[misc]
+
+
 async def test_huge_texts_whose_caller_left_are_not_tokenised() -> None:
     """The next one in line is."""
     desk = Desk(pipeline=Whole())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.models.address import parse_address
 from shoal.models.manifest import Manifest, measure
 from shoal.models.store import Store, Stored
-from shoal.types import Array, TextSpec
+from shoal.triton.models import TritonRunner
+from shoal.types import Array, Context, Embed, Embedded, TextSpec
 from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
 from tests.unit.models import checkpoints
 
@@ -165,3 +167,19 @@ async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - a state that has no event of its own
             await asyncio.sleep(0.001)
+
+
+Open = Callable[..., Coroutine[Any, Any, TritonRunner]]
+
+
+def soon(seconds: float = 30.0) -> Context:
+    return Context(id="r", deadline=time.monotonic() + seconds, client="c")
+
+
+async def ask(runner: TritonRunner, *texts: str, **fields: Any) -> Embedded:
+    fields.setdefault("normalize", False)
+    return await runner.run(Embed(model="m", inputs=list(texts), **fields), soon())
+
+
+async def vectors(runner: TritonRunner, *texts: str, **fields: Any) -> Any:
+    return (await ask(runner, *texts, **fields)).vectors

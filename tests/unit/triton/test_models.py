@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,103 +12,25 @@ from tokenizers import Tokenizer
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.core.batcher import Lane, LaneOptions
-from shoal.core.planner import Limits
-from shoal.core.protocols import Engine, ModelFacts, Observer, Pipeline
-from shoal.core.threads import Threads
-from shoal.errors import ConfigError, ModelFailed, NotFinite, TransportFailed, Unsupported
-from shoal.models.address import Served, parse_address
+from shoal.errors import ConfigError, NotFinite, Unsupported
 from shoal.models.store import Stored
 from shoal.pipelines.text import TextPipeline
-from shoal.settings import ModelTable, Settings
-from shoal.triton.connections import Tritons
-from shoal.triton.models import TritonRunner, Wanted, offered, open_triton
-from shoal.types import Context, Embed, Embedded, ModelStats, TextSpec
-from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
+from shoal.settings import ModelTable
+from shoal.triton.models import TritonRunner
+from shoal.types import Embed, TextSpec
+from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.models import checkpoints
 from tests.unit.triton.kit import (
     DIMENSION,
+    Open,
+    ask,
     asked,
     mean_of,
     text_model,
     token_model,
-    until,
     vector_of,
+    vectors,
 )
-
-Open = Callable[..., Coroutine[Any, Any, TritonRunner]]
-
-
-def soon(seconds: float = 30.0) -> Context:
-    return Context(id="r", deadline=time.monotonic() + seconds, client="c")
-
-
-async def ask(runner: TritonRunner, *texts: str, **fields: Any) -> Embedded:
-    fields.setdefault("normalize", False)
-    return await runner.run(Embed(model="m", inputs=list(texts), **fields), soon())
-
-
-async def vectors(runner: TritonRunner, *texts: str, **fields: Any) -> Any:
-    return (await ask(runner, *texts, **fields)).vectors
-
-
-@pytest.fixture
-async def settings(tmp_path: Path) -> Settings:
-    return Settings(home=str(tmp_path / "home"), offline=True)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint without its weights: what a tokenizer comes from."""
-    made = checkpoints.checkpoint(tmp_path / "tiny")
-    prompts = {"prompts": {"query": "to "}, "default_prompt_name": None}
-    checkpoints.write_json(made / "config_sentence_transformers.json", prompts)
-    (made / "model.safetensors").unlink()
-    return made
-
-
-@pytest.fixture
-async def opened(tritons: Tritons, triton: FakeTriton, settings: Settings) -> AsyncIterator[Open]:
-    """Opens models of these servers (one: `triton`); they are closed at the end."""
-    runners: list[TritonRunner] = []
-    threads = Threads("prepare", 1)
-
-    async def open_(
-        model: str, *servers: FakeTriton, table: ModelTable | None = None, notes: list[str] | None = None, **fields: Any
-    ) -> TritonRunner:
-        chosen = fields.pop("settings", settings)
-        targets = [
-            await tritons.target(parse_address(f"triton://{each.target}#{model}"), table or ModelTable(), chosen)
-            for each in servers or (triton,)
-        ]
-        wanted = Wanted(
-            name="m",
-            source=",".join(target.address for target in targets),
-            targets=targets,
-            settings=chosen,
-            table=table or ModelTable(),
-            **fields,
-        )
-
-        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-            options = LaneOptions(model="m", limits=Limits(), max_items=100, space=facts.space)
-            return Lane(pipeline, engines, options, threads=threads, observer=Observer())
-
-        told: list[str] = [] if notes is None else notes
-        runner = await open_triton(wanted, lane, told.append)
-        runners.append(runner)
-        return runner
-
-    yield open_
-    for runner in runners:
-        await runner.aclose()
-    threads.close()
-
-
-@pytest.fixture
-async def second(triton: FakeTriton) -> AsyncIterator[FakeTriton]:
-    async with FakeTriton() as server:
-        yield server
 
 
 def pipeline_of(runner: TritonRunner) -> Any:
@@ -139,7 +57,7 @@ class TestTextModels:
         assert (facts.dimension, facts.max_input_tokens, facts.pooling) == (DIMENSION, None, "")
         assert facts.source == f"triton://{triton.target}#emb"
         assert facts.verified == "4 texts answered, all finite"
-        assert facts.details == {
+        expected = {
             "model": "emb",
             "servers": [facts.source],
             "schema": "text",
@@ -147,6 +65,7 @@ class TestTextModels:
             "max_batch_size": 32,
             "usage": "estimated",
         }
+        assert {key: facts.details[key] for key in expected} == expected
 
     async def test_the_probe_settles_what_the_schema_leaves_open(self, triton: FakeTriton, opened: Open) -> None:
         """How many dimensions, and that the rows are unit vectors already: raw ones are then not to be had."""
@@ -173,10 +92,10 @@ class TestTextModels:
         assert np.array_equal((await vectors(runner, "a", prompt_name="q"))[0], vector_of("query: a"))
         assert (runner.facts.prompts, runner.facts.default_prompt_name) == (table.prompts, "d")
 
-    async def test_a_tokenizer_of_the_table_counts(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_a_tokenizer_of_the_table_counts(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """And refuses what is too long, when told how much the model takes."""
         triton.add(text_model("emb"))
-        runner = await opened("emb", table=ModelTable(tokenizer=str(folder), max_tokens=6))
+        runner = await opened("emb", table=ModelTable(tokenizer=str(source), max_tokens=6))
         assert runner.facts.details["usage"] == "counted"
         assert runner.facts.max_input_tokens == 6
         assert (await ask(runner, "fish to")).tokens == [4]
@@ -246,52 +165,52 @@ class TestOtherStyles:
         assert np.array_equal((await vectors(runner, "a"))[0], vector_of("a"))
 
 
-def ids_of(folder: Path, text: str) -> list[int]:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+def ids_of(source: Path, text: str) -> list[int]:
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return list(tokenizer.encode(text).ids)
 
 
 class TestTokenModels:
-    async def test_texts_are_tokenised_here(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_texts_are_tokenised_here(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """With the tokenizer, limits and prompts of its source; rows of any length share batches."""
         triton.add(token_model("tok", checkpoints.HIDDEN))
-        runner = await opened("tok", table=ModelTable(tokenizer=str(folder)))
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
         rows = await vectors(runner, "fish", "fish to fish a b c")
         for row, text in zip(rows, ("fish", "fish to fish a b c"), strict=True):
-            assert np.allclose(row, mean_of(ids_of(folder, text), checkpoints.HIDDEN), atol=1e-6)
+            assert np.allclose(row, mean_of(ids_of(source, text), checkpoints.HIDDEN), atol=1e-6)
         assert (runner.facts.max_input_tokens, runner.facts.details["usage"]) == (32, "counted")
         assert np.allclose(
             (await vectors(runner, "fish", prompt_name="query"))[0],
-            mean_of(ids_of(folder, "to fish"), checkpoints.HIDDEN),
+            mean_of(ids_of(source, "to fish"), checkpoints.HIDDEN),
             atol=1e-6,
         )
-        assert await runner.decode([[ids_of(folder, "fish")[1]]], skip_special_tokens=True) == ["fish"]
+        assert await runner.decode([[ids_of(source, "fish")[1]]], skip_special_tokens=True) == ["fish"]
 
-    async def test_token_vectors_are_pooled_here(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_token_vectors_are_pooled_here(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         triton.add(token_model("tok", checkpoints.HIDDEN, pooled=False))
-        runner = await opened("tok", table=ModelTable(tokenizer=str(folder), pooling="cls"))
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source), pooling="cls"))
         assert runner.facts.pooling == "cls"
-        first = ids_of(folder, "fish")[:1]
+        first = ids_of(source, "fish")[:1]
         assert np.allclose((await vectors(runner, "fish"))[0], mean_of(first, checkpoints.HIDDEN), atol=1e-6)
 
-    async def test_a_graph_of_one_length_gets_that_length(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_a_graph_of_one_length_gets_that_length(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         triton.add(token_model("tok", checkpoints.HIDDEN, length=10))
-        runner = await opened("tok", table=ModelTable(tokenizer=str(folder)))
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
         assert runner.facts.max_input_tokens == 10
-        expected = mean_of(ids_of(folder, "fish"), checkpoints.HIDDEN)
+        expected = mean_of(ids_of(source, "fish"), checkpoints.HIDDEN)
         assert np.allclose((await vectors(runner, "fish"))[0], expected, atol=1e-6)
         assert {tuple(request.inputs[0].shape)[1] for request in asked(triton, "ModelInfer")} == {10}
 
-    async def test_unit_rows_are_noticed(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_unit_rows_are_noticed(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """Whatever the files of the tokenizer's source say of a Normalize."""
         triton.add(token_model("tok", checkpoints.HIDDEN, unit=True))
-        runner = await opened("tok", table=ModelTable(tokenizer=str(folder)))
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
         with pytest.raises(Unsupported):
             pipeline_of(runner).check(Embed(model="m", inputs=["a"], normalize=False))
         triton.add(token_model("raw", checkpoints.HIDDEN))
-        raw = await opened("raw", table=ModelTable(tokenizer=str(folder)))
+        raw = await opened("raw", table=ModelTable(tokenizer=str(source)))
         pipeline_of(raw).check(Embed(model="m", inputs=["a"], normalize=False))
 
     async def test_without_a_tokenizer_it_says_what_to_set(self, triton: FakeTriton, opened: Open) -> None:
@@ -311,7 +230,7 @@ class TestTokenModels:
         assert "m: no modules.json says how token vectors are pooled: mean is taken" in caplog.text
 
     async def test_what_shoal_wrote_into_the_entry_is_enough(
-        self, triton: FakeTriton, opened: Open, folder: Path
+        self, triton: FakeTriton, opened: Open, source: Path
     ) -> None:
         """Another machine's Shoal made it: specification, source and space stand in its parameters."""
         spec = TextSpec(
@@ -325,7 +244,7 @@ class TestTokenModels:
         model = triton.add(token_model("tok", checkpoints.HIDDEN))
         for key, value in {
             "shoal_text": msgspec.json.encode(spec).decode(),
-            "shoal_source": f"file:{folder}",
+            "shoal_source": f"file:{source}",
             "shoal_space": "5face",
             "shoal_precision": "f32",
         }.items():
@@ -337,10 +256,10 @@ class TestTokenModels:
             {"p": "to "},
             "f32",
         )
-        other = (await opened("tok", table=ModelTable(tokenizer=str(folder)))).facts
+        other = (await opened("tok", table=ModelTable(tokenizer=str(source)))).facts
         assert other.max_input_tokens == 32  # the operator's tokenizer comes before what was written
 
-    async def test_files_of_this_machine_are_taken_first(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_files_of_this_machine_are_taken_first(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """Where this process made the entry, its own store has the tokenizer and the specification."""
         spec = TextSpec(
             tokenizer="tokenizer.json",
@@ -351,11 +270,11 @@ class TestTokenModels:
         )
         manifest = type("Made", (), {"text": spec})()
         triton.add(token_model("tok", checkpoints.HIDDEN))
-        runner = await opened("tok", stored=Stored(folder, manifest))
+        runner = await opened("tok", stored=Stored(source, manifest))
         assert runner.facts.max_input_tokens == 9
         assert isinstance(pipeline_of(runner), TextPipeline)
 
-    async def test_both_outputs_are_kept_apart(self, triton: FakeTriton, opened: Open, folder: Path) -> None:
+    async def test_both_outputs_are_kept_apart(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """With `pooled` beside a normalised sentence_embedding, raw vectors come from the former."""
         model = triton.add(token_model("tok", checkpoints.HIDDEN))
         model.config.output.add(name="pooled", data_type=pb.TYPE_FP32, dims=[checkpoints.HIDDEN])
@@ -367,8 +286,8 @@ class TestTokenModels:
             return reply(request, sentence_embedding=unit, pooled=rows)
 
         model.answer = both
-        runner = await opened("tok", table=ModelTable(tokenizer=str(folder)))
-        expected = mean_of(ids_of(folder, "fish"), checkpoints.HIDDEN)
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
+        expected = mean_of(ids_of(source, "fish"), checkpoints.HIDDEN)
         assert np.allclose((await vectors(runner, "fish"))[0], expected, atol=1e-6)
 
 
@@ -404,245 +323,3 @@ class TestSpaces:
         tables = (ModelTable(), ModelTable(prompts={"q": "query: "}, default_prompt_name="q"))
         spaces = {(await opened("emb", table=table)).facts.space for table in tables}
         assert len(spaces) == 2
-
-
-class TestReplicas:
-    async def test_replicas_share_the_work(self, triton: FakeTriton, second: FakeTriton, opened: Open) -> None:
-        for server in (triton, second):
-            server.add(text_model("emb"))
-        runner = await opened("emb", triton, second)
-        await until(lambda: all(replica.engine.ready() for replica in runner.lane.replicas))
-        assert runner.facts.details["servers"] == [f"triton://{each.target}#emb" for each in (triton, second)]
-
-    async def test_one_is_enough_and_the_other_joins(
-        self, triton: FakeTriton, second: FakeTriton, opened: Open
-    ) -> None:
-        """The first named is away at the start."""
-        for server in (triton, second):
-            server.add(text_model("emb"))
-        await triton.stop()
-        runner = await opened("emb", triton, second)
-        assert [replica.engine.ready() for replica in runner.lane.replicas] == [False, True]
-        assert np.array_equal((await vectors(runner, "a"))[0], vector_of("a"))
-        await triton.start()
-        await until(runner.lane.replicas[0].engine.ready)
-
-    @pytest.mark.parametrize(
-        ("other", "reason"),
-        [
-            (text_model("emb", seed=1), "does not give the vectors of its peers"),
-            (text_model("emb", DIMENSION * 2), "tensors are not what they were"),
-        ],
-        ids=["weights", "dimension"],
-    )
-    async def test_another_model_under_the_name_stays_out(
-        self, triton: FakeTriton, second: FakeTriton, opened: Open, other: FakeModel, reason: str
-    ) -> None:
-        """It would fill one index from two spaces."""
-        triton.add(text_model("emb"))
-        second.add(other)
-        runner = await opened("emb", triton, second)
-        stranger: Any = runner.lane.replicas[1].engine
-        await until(lambda: reason in stranger.reason)
-        assert (stranger.ready(), runner.ready()) == (False, True)
-
-    async def test_a_dimension_that_only_an_answer_tells(
-        self, triton: FakeTriton, second: FakeTriton, opened: Open
-    ) -> None:
-        """The schemas are alike: it is the probe that finds out."""
-        for server, dimension in ((triton, DIMENSION), (second, 3)):
-            server.add(text_model("emb", dimension)).config.output[0].dims[0] = -1
-        runner = await opened("emb", triton, second)
-        stranger: Any = runner.lane.replicas[1].engine
-        await until(lambda: "gives 3 dimensions and its peers 8" in stranger.reason)
-
-    async def test_other_weights_after_a_restart_stay_out(self, triton: FakeTriton, opened: Open) -> None:
-        """A single replica too: the vectors of yesterday are in somebody's index."""
-        triton.add(text_model("emb"))
-        runner = await opened("emb")
-        engine: Any = runner.lane.replicas[0].engine
-        await triton.stop()
-        await until(lambda: not engine.ready())
-        triton.add(text_model("emb", seed=1))
-        await triton.start()
-        await until(lambda: "does not give the vectors" in engine.reason)
-        triton.add(text_model("emb"))
-        await until(runner.ready)
-
-
-class TestWaiting:
-    async def test_a_server_that_is_away_is_waited_for(self, triton: FakeTriton, opened: Open) -> None:
-        """And the reason is told."""
-        triton.add(text_model("emb"))
-        await triton.stop()
-        notes: list[str] = []
-        opening = asyncio.create_task(opened("emb", notes=notes))
-        await until(lambda: len(notes) > 2)
-        assert notes[0].startswith(f"waiting for triton://{triton.target}#emb: Triton is not reachable")
-        await triton.start()
-        assert (await opening).ready()
-
-    async def test_a_server_that_answers_nothing_is_waited_for(
-        self, triton: FakeTriton, opened: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A host that drops packets ends in a deadline, not in a refusal."""
-        triton.add(text_model("emb"))
-        call, hung = triton.call, True
-
-        async def hang(name: str, request: Any) -> Any:
-            if hung and name == "ModelReady":
-                await asyncio.Event().wait()
-            return await call(name, request)
-
-        monkeypatch.setattr(triton, "call", hang)
-        notes: list[str] = []
-        impatient = msgspec.structs.replace(settings, connect_timeout_s=0.02)
-        opening = asyncio.create_task(opened("emb", notes=notes, settings=impatient))
-        await until(lambda: len(notes) > 1)
-        assert "did not answer" in notes[0]
-        hung = False
-        impatient = settings
-        assert (await opening).ready()
-
-    async def test_a_model_that_cannot_be_served_ends_the_wait(self, triton: FakeTriton, opened: Open) -> None:
-        """A server is there and says no."""
-        triton.add(text_model("emb", loaded=False, load_error="no such file: model.onnx"))
-        with pytest.raises(ModelFailed, match=r"no such file: model\.onnx"):
-            await opened("emb")
-
-    async def test_a_failed_open_closes_what_it_opened(self, triton: FakeTriton, opened: Open) -> None:
-        """No watch is left behind."""
-        before = asyncio.all_tasks()
-        triton.add(text_model("emb")).answer = lambda request: (_ for _ in ()).throw(Refused("broken"))
-        with pytest.raises(Exception, match="broken"):
-            await opened("emb")
-        assert not [task for task in asyncio.all_tasks() - before if task.get_name().startswith("watch")]
-
-    async def test_cancelling_leaves_nothing(self, triton: FakeTriton, opened: Open) -> None:
-        await triton.stop()
-        notes: list[str] = []
-        before = asyncio.all_tasks()
-        opening = asyncio.create_task(opened("emb", notes=notes))
-        await until(lambda: bool(notes))
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-        await until(lambda: asyncio.all_tasks() <= before)
-
-
-class TestRunner:
-    async def test_unloading_takes_the_whole_ensemble(self, triton: FakeTriton, opened: Open) -> None:
-        """The part that is asked is unloaded with the whole that it belongs to."""
-        triton.add(text_model("m~~encoder"))
-        whole = triton.add(text_model("m"))
-        whole.config.ensemble_scheduling.step.add(model_name="m~~encoder")
-        runner = await opened("m~~encoder")
-        runner.targets = [replace(runner.targets[0], whole="m")]
-        await runner.aclose()
-        await runner.unload(10.0)
-        assert [each.state for each in triton.models.values()] == ["UNAVAILABLE", "UNAVAILABLE"]
-        assert asked(triton, "RepositoryModelUnload")[0].model_name == "m"
-
-    async def test_a_server_that_is_away_keeps_no_other_from_unloading(
-        self, triton: FakeTriton, second: FakeTriton, opened: Open
-    ) -> None:
-        """And whoever asked is told of it."""
-        for server in (triton, second):
-            server.add(text_model("emb"))
-        runner = await opened("emb", triton, second)
-        await triton.stop()
-        await runner.aclose()
-        with pytest.raises(TransportFailed):
-            await runner.unload(10.0)
-        assert second.models["emb"].state == "UNAVAILABLE"
-
-    async def test_closing_leaves_the_model_loaded(self, triton: FakeTriton, opened: Open) -> None:
-        triton.add(text_model("emb"))
-        await (await opened("emb")).aclose()
-        assert triton.models["emb"].state == "READY"
-        assert not triton.calls["RepositoryModelUnload"]
-
-    async def test_statistics_bear_the_served_name(self, triton: FakeTriton, second: FakeTriton, opened: Open) -> None:
-        """One a server; of one that does not answer, the last that it said."""
-        for server, count in ((triton, 5), (second, 7)):
-            model = server.add(text_model("emb"))
-            model.statistics = pb.ModelStatistics(name="emb", version="1", inference_count=count)
-        runner = await opened("emb", triton, second)
-        assert [(each.name, each.inference_count) for each in await runner.statistics()] == [("m", 5), ("m", 7)]
-        await second.stop()
-        found = await runner.statistics()
-        assert found[0] == ModelStats(name="m", version="1", inference_count=5)
-        await second.start()
-
-
-class TestOffered:
-    async def offers(self, triton: FakeTriton, tritons: Tritons) -> dict[str, Served | str]:
-        address = parse_address(f"triton://{triton.target}")
-        return await offered(await tritons.target(address, ModelTable(), Settings()), address)
-
-    async def test_every_loaded_embedder_by_its_name(self, triton: FakeTriton, tritons: Tritons) -> None:
-        """Under the names that Shoal gives to folders of its own; what is not loaded is not offered."""
-        triton.add(text_model("emb"))
-        triton.add(text_model("org~mini"))
-        triton.add(text_model("idle", loaded=False))
-        found = await self.offers(triton, tritons)
-        assert list(found) == ["emb", "org/mini"]
-        mini = found["org/mini"]
-        assert isinstance(mini, Served)
-        assert str(mini) == f"org/mini=triton://{triton.target}#org~mini"
-
-    async def test_what_cannot_be_served_has_a_reason(self, triton: FakeTriton, tritons: Tritons) -> None:
-        """A model that generates text, and one whose name no model may have."""
-        config = pb.ModelConfig(name="llm", backend="vllm")
-        config.input.add(name="text_input", data_type=pb.TYPE_STRING, dims=[1])
-        triton.add(FakeModel("llm", config=config))
-        triton.add(text_model("load"))
-        found = await self.offers(triton, tritons)
-        assert "generates text" in str(found["llm"])
-        assert "reserved" in str(found["load"])
-
-    async def test_versions_of_one_model_are_one(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        triton.add(text_model("emb"))
-        index = triton._index
-
-        def twice() -> pb.RepositoryIndexResponse:
-            answer = index()
-            answer.models.add(name="emb", version="2", state="READY")
-            return answer
-
-        monkeypatch.setattr(triton, "_index", twice)
-        assert list(await self.offers(triton, tritons)) == ["emb"]
-
-    async def test_a_model_that_goes_meanwhile_is_not_offered(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nor loaded again by being looked at."""
-        for name in ("emb", "stays"):
-            triton.add(text_model(name))
-        index = triton._index
-
-        def then_gone() -> pb.RepositoryIndexResponse:
-            answer = index()
-            triton.models["emb"].state = "UNAVAILABLE"
-            return answer
-
-        monkeypatch.setattr(triton, "_index", then_gone)
-        assert list(await self.offers(triton, tritons)) == ["stays"]
-        assert not triton.calls["RepositoryModelLoad"]
-
-    async def test_a_server_that_goes_meanwhile_is_away(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """That is no property of a model."""
-        triton.add(text_model("emb"))
-        call = triton.call
-
-        async def gone(name: str, request: Any) -> Any:
-            if name == "ModelConfig":
-                raise Refused("connection lost", Code.UNAVAILABLE)
-            return await call(name, request)
-
-        monkeypatch.setattr(triton, "call", gone)
-        with pytest.raises(TransportFailed):
-            await self.offers(triton, tritons)

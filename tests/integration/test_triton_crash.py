@@ -1,0 +1,118 @@
+"""Tritons that die, come late or come back, under load."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.backends.triton.state import process_start
+from tests.integration.server_kit import Server, ShoalServer
+from tests.integration.triton_app_kit import TINY, Traffic, ask, embeddings, hub_of, logged, serving, until, vectors
+from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_home
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+
+OUTAGE = re.compile(r"50[234] ")
+"""What a request may be told while there is no Triton."""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with hub_of(tmp_path / "hub") as hub:
+        yield {"SHOAL_HOME": str(triton_home(tmp_path / "home")), "HF_ENDPOINT": hub}
+
+
+def crash(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: process_start(pid) is None, what="the end of Triton")
+
+
+def survives(server: Server, model: str, pid: int) -> None:
+    """Kill Triton under load: whoever fails is told so soon, and all are answered again, by the same Shoal."""
+    before = vectors(server, model, "fish")
+    with Traffic(server, model) as traffic:
+        traffic.more()
+        crash(pid)
+        time.sleep(0.5)
+        traffic.more(50)
+        failed = len(traffic.failures)
+        traffic.more(50)
+        assert len(traffic.failures) == failed, traffic.failures[failed:]
+    assert not [line for line in traffic.failures if not OUTAGE.match(line)], traffic.failures
+    assert traffic.longest_s < 31, "longer than embed_timeout_s"
+    assert np.allclose(vectors(server, model, "fish"), before, atol=1e-5)
+    until(server.ready, what="readiness")
+    assert server.process.poll() is None
+    assert "Traceback" not in logged(server)
+
+
+def test_one_that_shoal_started(tmp_path: Path, env: dict[str, str]) -> None:
+    """`--triton`: the supervisor starts it again with nothing loaded, Shoal loads its model."""
+    with serving(tmp_path / "server", [TINY], "--triton", env=env) as server:
+        [pid] = re.findall(r"is ready at \S+, pid (\d+)", logged(server))
+        survives(server, TINY, int(pid))
+
+
+@pytest.mark.parametrize("pushed", [False, True], ids=["written", "pushed"])
+def test_one_that_models_are_put_into(
+    own_triton: OwnTriton, tmp_path: Path, env: dict[str, str], pushed: bool
+) -> None:
+    """Loaded again from its repository; where files were pushed, they are pushed again."""
+    triton = own_triton()
+    place = ["--triton-url", triton.url] + ([] if pushed else ["--triton-repository", str(triton.repository)])
+    with serving(tmp_path / "server", [TINY], *place, env=env) as server:
+        survives(server, TINY, triton.pid)
+
+
+def test_one_of_somebody_else(own_triton: OwnTriton, tmp_path: Path) -> None:
+    """Under load, and again between two requests of nobody else: the next request is answered."""
+    triton = own_triton()
+    with serving(tmp_path / "server", [f"triton://{triton.url}#near_free"]) as server:
+        survives(server, "near_free", triton.pid)
+        pid = triton.pid
+        crash(pid)
+        until(lambda: triton.server.phase == "ready" and triton.server.pid not in (None, pid), what="the restart")
+        status, _, answer = embeddings(server, "near_free", "a")
+        assert status == 200, answer
+        assert triton.state("near_free") == "READY"
+
+
+def test_one_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
+    """Shoal starts, is alive, says what it waits for, and serves when it comes."""
+    port = free_port()
+    server = shoal_server([f"triton://127.0.0.1:{port}#near_free"], wait=False)
+    until(lambda: server.request("GET", "/health/ready")[0] == 503, what="its answer")
+    until(lambda: str(port) in ask(server, "GET", "/health/ready")[2].__repr__(), what="the reason")
+    assert server.request("GET", "/health/live")[0] == 200
+    began = time.monotonic()
+    status, _, answer = embeddings(server, "near_free", "a", **{"x-request-timeout": 2})
+    assert status == 503, answer
+    assert time.monotonic() - began < 10
+    triton: Triton = own_triton(grpc_port=port)
+    until(server.ready, what="readiness")
+    assert vectors(server, "near_free", "a").shape == (1, 1024)
+    assert triton.state("near_free") == "READY"
+
+
+def test_a_whole_server_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
+    """An address that names no model: not ready until the server says what it has."""
+    port = free_port()
+    server = shoal_server([f"triton://127.0.0.1:{port}"], wait=False)
+    time.sleep(1)
+    assert server.request("GET", "/health/ready")[0] == 503
+    own_triton(grpc_port=port).load("near_free")
+    until(lambda: embeddings(server, "near_free", "a")[0] == 200, what="the first answer")
+    assert server.ready()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
