@@ -17,7 +17,7 @@ from shoal.core.protocols import Statistics
 from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
-from shoal.errors import SetupError, ShoalError
+from shoal.errors import ConfigError, SetupError, ShoalError
 from shoal.loader import ModelLoader
 from shoal.models.address import TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
@@ -57,10 +57,13 @@ class App:
     gateway: Gateway
     asgi: Front
     loading: Sequence[Job]
+    asked: Sequence[asyncio.Event]
 
     async def wait_loaded(self) -> None:
-        """Return when every model is ready or has failed; never raises for a model's sake."""
-        await asyncio.gather(*(job.over.wait() for job in self.loading))
+        """Return when every model is ready or has failed, and every server that offers models was asked for them once;
+        never raises for a model's sake."""
+        events = [*(job.over for job in self.loading), *self.asked]
+        await asyncio.gather(*(event.wait() for event in events))
 
 
 @asynccontextmanager
@@ -90,10 +93,13 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         )
         stack.push_async_callback(lifecycle.aclose)
         jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not _offers_all(plan.addresses)]
+        asked: list[asyncio.Event] = []
         for plan in plans:
             if _offers_all(plan.addresses):
                 gateway.waiting[str(plan)] = "it was not asked yet"
-                task = asyncio.create_task(_discover(gateway, loader, plan.addresses[0]), name=f"discover {plan}")
+                asked.append(asyncio.Event())
+                discovering = _discover(gateway, loader, plan.addresses[0], asked[-1])
+                task = asyncio.create_task(discovering, name=f"discover {plan}")
                 stack.push_async_callback(_cancelled, task)
         observer.attach(lambda: _states(registry), loader.queues)
         await stack.enter_async_context(LoopLag(observer.lagged))
@@ -102,7 +108,7 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         options = Options.of(settings, observer.render)
         surfaces = [make(options) for make in SURFACES]
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
-        yield App(gateway, front, jobs)
+        yield App(gateway, front, jobs, asked)
 
 
 async def _tritons(
@@ -113,8 +119,13 @@ async def _tritons(
     named = any(address.scheme in TRITON_SCHEMES for plan in plans for address in plan.addresses)
     # Tables that are not served now may be loaded by name later.
     tabled = any(one.partition(":")[0] in TRITON_SCHEMES for table in loaded.models.values() for one in table.backends)
+    if settings.triton and settings.triton_url:
+        raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
     if not (named or tabled or settings.triton or settings.triton_url):
         return None, None
+    from shoal.backends.triton import quiet
+
+    quiet()
     from shoal.triton.connections import Tritons
     from shoal.triton.host import TritonHost
 
@@ -128,7 +139,7 @@ def _offers_all(addresses: Sequence[Address]) -> bool:
     return len(addresses) == 1 and addresses[0].scheme in TRITON_SCHEMES and not addresses[0].model
 
 
-async def _discover(gateway: Gateway, loader: ModelLoader, address: Address) -> None:
+async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, asked: asyncio.Event) -> None:
     """Serve the models that a server has, as they come; those that went are unloaded by whoever took them away."""
     assert gateway.lifecycle is not None
     told: dict[str, str] = {}
@@ -149,6 +160,7 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address) -> 
                     logger.info("%s of %s %s", name, address, reason)
         except ShoalError as error:
             gateway.waiting[str(address)] = error.message
+        asked.set()
         await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else ASK_AGAIN_S)
 
 

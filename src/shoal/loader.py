@@ -97,6 +97,8 @@ class ModelLoader:
             raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}#MODEL,...")
         plan = self._plan(name, _Payload(served), LoadOptions())
         if plan.backend == "triton":
+            if self.host is None and served.addresses[0].local:
+                raise ConfigError(f"{served}: {NO_TRITON}")
             plan = replace(plan, timeout_s=0.0)  # it is served when its server comes
         self._plans[plan.name] = plan
         return plan
@@ -117,9 +119,7 @@ class ModelLoader:
         if options.backend not in ("", plan.backend):
             raise InvalidValue(f"{plan.source} runs on {plan.backend} alone: leave the backend out", param="backend")
         if plan.backend == "triton" and self.host is None and payload.served.addresses[0].local:
-            raise InvalidValue(
-                "there is no Triton to load into: start Shoal with --triton or --triton-url", param="backend"
-            )
+            raise InvalidValue(NO_TRITON, param="backend")
         return plan
 
     async def fetch(self, plan: Plan, report: Report) -> Fetched:
@@ -178,6 +178,12 @@ class ModelLoader:
         found = {entry.name: entry for entry in await asyncio.to_thread(self._local_entries)}
         if self.host is not None:
             found |= {entry.name: entry for entry in await self.host.entries()}
+        # What a server was named for is that server's: a store entry of the same name is another model's.
+        found |= {
+            plan.name: Entry(name=plan.name, source=plan.source, backend=plan.backend, managed=False)
+            for plan in self._plans.values()
+            if self._served(plan).addresses[0].scheme in TRITON_SCHEMES
+        }
         return list(found.values())
 
     def _plan(self, name: str, payload: _Payload, options: LoadOptions) -> Plan:

@@ -170,9 +170,7 @@ def test_what_cannot_be_served_is_listed_and_left_alone(triton: Triton, tmp_path
 
 
 @pytest.mark.parametrize("pushed", [False, True], ids=["written", "pushed"])
-def test_texts_in_for_clients_of_triton(
-    triton: Triton, tmp_path: Path, env: dict[str, str], pushed: bool
-) -> None:
+def test_texts_in_for_clients_of_triton(triton: Triton, tmp_path: Path, env: dict[str, str], pushed: bool) -> None:
     """With text_in Triton alone answers texts, with the vectors that Shoal gives; so does another Shoal before it."""
     place = ["--triton-url", triton.url] + ([] if pushed else ["--triton-repository", str(triton.repository)])
     with serving(tmp_path / "server", [], "--no-default-model", *place, env=env) as server:

@@ -34,9 +34,7 @@ SLOW_MACHINE_S = 60.0
 Reply: TypeAlias = tuple[int, dict[str, str], Any]
 
 
-def ask(
-    server: Server, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-) -> Reply:
+def ask(server: Server, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
     """(status, headers in lower case, JSON or text). Raises OSError where the server is gone."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=SLOW_MACHINE_S)
     try:
@@ -193,9 +191,7 @@ class Traffic:
         connection.close()
 
     def _ask(self, connection: HTTPConnection) -> None:
-        connection.request(
-            "POST", "/v1/embeddings", json.dumps(self._body), {"content-type": "application/json"}
-        )
+        connection.request("POST", "/v1/embeddings", json.dumps(self._body), {"content-type": "application/json"})
         reply = connection.getresponse()
         content = reply.read()
         if reply.status != 200:

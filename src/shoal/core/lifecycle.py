@@ -88,7 +88,8 @@ class Lifecycle:
         return self._begin(Work(Job("load", plan.name), plan, model, at_start=True, keep=True), self._load)
 
     def load(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
-        """Load a model. Loaded already: a job that is done, with changed=False; being loaded: that job.
+        """Load a model. Loaded already: a job that is done, with changed=False; being loaded: that job. One that is
+        loaded and cannot answer, because somebody took it off its server, is loaded anew.
         Raises InvalidValue for a bad name, Conflict when the name means another model or this one runs otherwise."""
         self._refuse_if_closed()
         plan = self._resolve(name, options)
@@ -107,7 +108,9 @@ class Lifecycle:
             if last is not None:
                 return last.job
             if model is not None and model.state == "ready":
-                return self._nothing_to_do("load", plan.name)
+                if model.able():
+                    return self._nothing_to_do("load", plan.name)
+                self._broke(model, model.ready_runner(), Unavailable("it did not answer, and is loaded anew"))
         work = Work(Job("load", plan.name), plan)
         if model is None and plan.name not in self._turns:
             work.model = self._register_late(plan)

@@ -76,6 +76,7 @@ async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
         entry.managed = each.managed
         entry.backend = each.backend or None
         entry.source = each.source or None
+        entry.size = each.size or None
         entry.aliases = list(each.aliases)
         entry.default_for = list(cards[each.name].default_for) if each.name in cards else []
         if each.facts is not None:

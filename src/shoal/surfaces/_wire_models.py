@@ -41,6 +41,7 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: ModelStatus
     architecture: Annotated[Architecture, Meta(description="On /models alone.")] | None = None
     managed: Annotated[bool, Meta(description="False: not made by Shoal, which does not delete it.")] = True
+    size: Annotated[int | None, Meta(description="Bytes, where they are known; on /models alone.")] = None
     aliases: list[str] = []
     default_for: Annotated[list[str], Meta(description="Tasks that go to it when no model is named.")] = []
     tasks: list[str] = []

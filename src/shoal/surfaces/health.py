@@ -108,7 +108,8 @@ class _State:
 
     async def health(self, request: Request) -> Reply:
         models = list(self._gateway.registry)
-        serves = not models or any(model.able() for model in models)
+        # Of models that came by the API none need be there at all, so one that is loading is no reason to say no.
+        serves = not any(model.required for model in models) or any(model.able() for model in models)
         why = "ok" if serves else self._why()
         if request.accepts_json():
             return Reply(200 if serves else 503, [JSON], self._detail(why))

@@ -13,7 +13,7 @@ from shoal.models.address import Address
 from shoal.models.progress import Progress
 from shoal.settings import Settings
 from shoal.triton.connections import Tritons
-from shoal.triton.host import TritonHost
+from shoal.triton.host import TritonHost, entry_of
 
 
 async def publish(address: Address, settings: Settings, progress: Progress | None = None) -> str:
@@ -25,13 +25,14 @@ async def publish(address: Address, settings: Settings, progress: Progress | Non
     tritons = Tritons(settings)
     try:
         host = TritonHost(settings, tritons)
-        where = await host.write(address.id, stored, settings)
         if not settings.triton_url:
-            return f"written to {where}; name a running Triton with --triton-url to have it loaded"
+            where = await host.write(address.id, stored, settings)
+            platform = entry_of(address.id, stored, settings).options.platform
+            return f"written to {where} for the {platform} backend; name a running Triton with --triton-url to load it"
         try:
-            await host.load(address.id, settings)
+            where = await host.publish(address.id, stored, settings)
         except TransportFailed as error:
-            return f"written to {where}; not loaded: {error.message}"
+            return f"written to {settings.triton_repository}; not loaded: {error.message}"
         return f"written to {where} and loaded by Triton at {host.url}"
     finally:
         await tritons.aclose()

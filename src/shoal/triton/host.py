@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import RETRY_S, Target
-from shoal.backends.triton.entry import EntryOptions, EntrySpec, Platform
+from shoal.backends.triton.entry import EntryOptions, EntrySpec, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
 from shoal.backends.triton.repository import Held, Repository, pushed
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
@@ -24,6 +24,7 @@ from shoal.errors import (
     Forbidden,
     InternalError,
     ModelFailed,
+    ModelNotFound,
     ShoalError,
     TransportFailed,
 )
@@ -157,31 +158,38 @@ class TritonHost:
         held = await self.held(name)
         return held is not None and held.managed and held.source == str(source)
 
-    async def publish(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> None:
-        """Put a model of the store where Triton can load it, and load it.
+    async def publish(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+        """Put a model of the store where Triton can load it, and load it; answers where that is.
 
         Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
         of the load.
         """
         there = await self.held(name)
         try:
-            await self._write_and_load(name, stored, settings, text_in)
-        except ModelFailed:
+            return await self._write_and_load(name, stored, settings, text_in)
+        except (ModelFailed, ModelNotFound) as error:
             if there is None:  # what cannot be loaded is not left for the next one to find
                 await self.remove(name)
+            if isinstance(error, ModelNotFound) and self.repository is not None:
+                raise ConfigError(
+                    f"Triton at {self.url} does not see what was written to {self.repository.folder}: triton_repository"
+                    " must be the folder that it reads (its --model-repository), or empty to send it the files",
+                    param="triton_repository",
+                ) from error
             raise
 
-    async def _write_and_load(self, name: str, stored: Stored, settings: Settings, text_in: bool | None) -> None:
-        await self.write(name, stored, settings, text_in=text_in)
+    async def _write_and_load(self, name: str, stored: Stored, settings: Settings, text_in: bool | None) -> str:
+        where = await self.write(name, stored, settings, text_in=text_in)
         try:
             await self.load(name, settings)
+            return where
         except ModelFailed as error:
             if settings.triton_platform != "auto" or self._platforms or _LACKING not in error.message:
                 raise
             # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
             logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
             self._platforms = ("python",)
-            await self._write_and_load(name, stored, settings, text_in)
+            return await self._write_and_load(name, stored, settings, text_in)
 
     async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
         """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.
@@ -231,7 +239,15 @@ class TritonHost:
         scheme = "tritons" if self._tls else "triton"
         address = Address(scheme=scheme, target=self.url, model=model)
         target = await self._tritons.target(address, table, settings)
-        return replace(target, load=partial(self.load, name, settings), whole=triton_name(name))
+        unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
+        return replace(target, load=partial(self.load, name, settings), unload=unload, whole=triton_name(name))
+
+    async def _unload_pushed(self, spec: EntrySpec, settings: Settings) -> None:
+        """The whole, then each of its parts: Triton does not find them as dependents of an ensemble that was pushed."""
+        control = await self.control()
+        deadline = time.monotonic() + settings.load_timeout_s
+        for one in reversed(await asyncio.to_thread(triton_models, spec)):
+            await control.unload(one.name, deadline=deadline)
 
     def forget(self, name: str) -> None:
         """What was pushed is gone from the server."""

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.backends.triton.engine import ANY_BATCH, RETRY_S, Target, TritonEngine
 from shoal.backends.triton.errors import ModelGone
-from shoal.backends.triton.naming import served_name
+from shoal.backends.triton.naming import is_part, served_name
 from shoal.backends.triton.schema import Embedder
 from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
@@ -70,7 +70,9 @@ class TritonRunner(BatchedRunner):
         deadline = time.monotonic() + timeout_s
         outcomes = await asyncio.gather(
             *(
-                target.control.unload(target.whole or target.model, dependents=True, deadline=deadline)
+                target.unload()
+                if target.unload is not None
+                else target.control.unload(target.whole or target.model, dependents=True, deadline=deadline)
                 for target in self.targets
             ),
             return_exceptions=True,
@@ -95,7 +97,7 @@ async def offered(server: Target, address: Address) -> dict[str, Served | str]:
     """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be."""
     found: dict[str, Served | str] = {}
     for one in await server.control.index(deadline=time.monotonic() + server.rpc_timeout_s):
-        if one.state != "READY" or one.name in found:
+        if one.state != "READY" or one.name in found or is_part(one.name):
             continue
         try:
             name = check_name(served_name(one.name) or one.name)

@@ -142,6 +142,23 @@ def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None])
     virtual(main)
 
 
+def test_a_model_that_cannot_answer_is_loaded_anew(virtual: Run[None]) -> None:
+    """Its server let go of it: nothing broke here, but whoever loads it wants it to answer."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        assert not house.life.load("a").changed
+        opened[0].is_ready = False
+        job = house.life.load("a")
+        await job.wait()
+        assert (job.changed, opened[0].closed, len(opened)) == (True, 1, 2)
+        await house.ask("a")
+
+    virtual(main)
+
+
 def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
     """Its runner is closed, and nothing is left of it."""
 

@@ -39,8 +39,8 @@ ANY_BATCH = 1024
 class Target:
     """Which model on which server. `version` empty: the server's choice.
 
-    `load` brings the model back where loading by its name would not do, because its files were pushed; `whole`: the
-    ensemble that it is a part of, "" for none.
+    `load` and `unload` bring the model back, and take it off, where its name alone would not do, because its files were
+    pushed; `whole`: the ensemble that it is a part of, "" for none.
     """
 
     client: Client
@@ -53,6 +53,7 @@ class Target:
     rpc_timeout_s: float = 5.0
     load_timeout_s: float = 600.0
     load: Callable[[], Awaitable[None]] | None = None
+    unload: Callable[[], Awaitable[None]] | None = None
 
     async def find(self, *, again: bool = False, reload: bool = False) -> Embedder:
         """Its schema, once it is ready to serve; loads it where that is needed and possible, and for `reload` anew.
@@ -82,7 +83,8 @@ class Target:
 
     async def _check_absent(self, again: bool) -> None:
         """Raise TransportFailed where the server loads or unloads the model already, or somebody there unloaded it by
-        hand: the index gives that as a reason, which it does not for what was never loaded."""
+        hand: the index gives that as a reason, which it does not for what was never loaded. Raise ConfigError where
+        other versions of it serve: loading it anew would disturb them and bring nothing."""
         index = await self.control.index(deadline=self._deadline())
         mine = [one for one in index if one.name == self.model]
         for state in ("LOADING", "UNLOADING"):
@@ -90,6 +92,9 @@ class Target:
                 raise TransportFailed(f"the server is {state.lower()} the model")
         if again and any(one.reason == "unloaded" for one in mine):
             raise TransportFailed("the model was unloaded on the server: load it there, or through Shoal")
+        there = [one.version for one in mine if one.state == "READY"]
+        if self.version and there:
+            raise ConfigError(f"{self.model} has no version {self.version} on the server; it has {', '.join(there)}")
 
     def _deadline(self) -> float:
         return time.monotonic() + self.rpc_timeout_s
@@ -211,7 +216,9 @@ class TritonEngine:
             raise TransportFailed("the model is not loaded on the server any more")
         found = await self.target.find(again=self._served, reload=self._broken)
         if found.tensors != self.embedder.tensors:
-            raise ConfigError("the model's tensors are not what they were: restart Shoal to serve it as it is now")
+            if self._served:
+                raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")
+            raise ConfigError("the model's tensors are not those of its peers: serve it under a name of its own")
         self.embedder = found
         await self._admit(self)
         self._ready = self._served = True

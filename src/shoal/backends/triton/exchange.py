@@ -15,6 +15,11 @@ _CANNOT = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What an old kernel or a file system without this (NFS, some overlays) answers."""
 
 
+ASIDE = ".old"
+"""Where two renames are needed, `other` lies for an instant beside `one` under its name and this: a process that dies
+then leaves it there, for the next one to put back."""
+
+
 def exchange(one: Path, other: Path) -> None:
     """Both must be there, on one file system. Raises OSError, with both where they were.
 
@@ -32,7 +37,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def _by_renames(one: Path, other: Path) -> None:
-    aside = one.with_name(f"{one.name}.old")
+    aside = one.with_name(one.name + ASIDE)
     other.rename(aside)
     try:
         one.rename(other)

@@ -31,6 +31,11 @@ def triton_name(served: str, part: Part = "model") -> str:
     return whole if part == "model" else f"{whole}~~{part}"
 
 
+def is_part(triton: str) -> bool:
+    """Whether a folder's name is that of a part of a model, which its whole stands for."""
+    return "~~" in triton
+
+
 def served_name(triton: str) -> str | None:
     """The served name whose folder this is; None for a part, and for what no served name leads to."""
     served = triton.replace("~", "/")

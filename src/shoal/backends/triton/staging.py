@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.backends.triton.exchange import ASIDE
 from shoal.errors import Unavailable
 
 LOCK = ".shoal.lock"
@@ -42,6 +43,7 @@ def staging(repository: Path, wait_s: float) -> Iterator[Path]:
         _acquire(lock, repository, wait_s)
         places = _places(repository)
         for leftover in _leftovers(places):
+            _put_back(leftover, repository)
             shutil.rmtree(leftover, ignore_errors=True)
         partial = _make(places)
         try:
@@ -51,6 +53,14 @@ def staging(repository: Path, wait_s: float) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _put_back(leftover: Path, repository: Path) -> None:
+    """The models that a writer had taken aside when it died, before their successors were in place."""
+    for aside in leftover.glob(f"*{ASIDE}"):
+        place = repository / aside.name.removesuffix(ASIDE)
+        if not os.path.lexists(place):
+            aside.rename(place)
 
 
 def _acquire(lock: int, repository: Path, wait_s: float) -> None:

@@ -41,6 +41,19 @@ def test_what_a_dead_writer_left_is_deleted(tmp_path: Path) -> None:
     assert all((folder / "1").is_dir() for folder in (*stays, link))
 
 
+def test_what_a_dead_writer_had_taken_aside_is_put_back(tmp_path: Path) -> None:
+    """Where two folders cannot trade places in one step, a writer may die while the old one is out of its place."""
+    repository = tmp_path / "models"
+    left = tmp_path / ".models.shoal-partial-abc"
+    for folder in (left / "lost.old", left / "replaced.old", repository / "replaced"):
+        (folder / "1").mkdir(parents=True)
+        (folder / "said").write_text(str(folder.parent == repository))
+    with staging(repository, 1):
+        assert (repository / "lost" / "said").read_text() == "False"
+        assert (repository / "replaced" / "said").read_text() == "True"
+    assert not left.exists()
+
+
 def test_it_is_inside_where_beside_is_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mounted volume: hidden in the repository, because a rename cannot leave a disk."""
     repository = tmp_path / "models"
