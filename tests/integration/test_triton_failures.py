@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from shoal.backends.triton.engine import Target, TritonEngine
 from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, TransportFailed
 from tests.integration.server_kit import Server
 from tests.integration.triton_app_kit import add_model, ask, embeddings, logged, serving, status_of, until, vectors
-from tests.integration.triton_kit import PATIENCE_S, Triton
+from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton
 from tests.integration.triton_models import MODELS
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
@@ -130,7 +133,8 @@ def test_a_client_that_leaves_reaches_the_model(server: Server, triton: Triton) 
     """Nobody waits for the answer any more, so nobody computes it."""
     cancelled, began = count(triton, "cancelled"), count(triton, "began")
     body = json.dumps({"model": "slow", "input": "20000"}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+    head += "content-type: application/json"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)
         until(lambda: count(triton, "began") > began, what="the request")
@@ -157,12 +161,28 @@ def test_a_full_queue_loses_nobody(server: Server, triton: Triton) -> None:
     assert vectors(server, "queued", "0").shape == (1, 8)
 
 
-def test_a_model_whose_process_dies(server: Server, triton: Triton) -> None:
-    """The text that kills it fails; the model is loaded anew without anybody's help."""
-    status, _, answer = embeddings(server, "failing", "crash", **{"x-request-timeout": 10})
-    assert status >= 500, answer
-    until(lambda: embeddings(server, "failing", "fine", **{"x-request-timeout": 5})[0] == 200, what="the return")
-    assert triton.state("failing") == "READY"
+def test_a_model_whose_process_dies(own_triton: OwnTriton, tmp_path: Path) -> None:
+    """Triton goes on calling it READY and fails every request; here it is loaded anew without anybody's help."""
+    triton = own_triton()
+    with serving(tmp_path / "server", [f"triton://{triton.url}#failing"]) as server:
+        [stub] = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == triton.pid]
+        os.kill(int(stub.name), signal.SIGKILL)
+        until(lambda: "failing-0 is out of service" in logged(server) or not answers(server), what="the notice")
+        until(lambda: answers(server), what="the return")
+        assert triton.state("failing") == "READY"
+        assert triton.infer("failing", "fine")[0] == 200
+        assert "Traceback" not in logged(server)
+
+
+def answers(server: Server) -> bool:
+    return embeddings(server, "failing", "fine", **{"x-request-timeout": 5})[0] == 200
+
+
+def parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it ended meanwhile
+        return 0
 
 
 def test_nothing_of_this_is_a_surprise(server: Server) -> None:

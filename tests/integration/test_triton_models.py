@@ -208,7 +208,7 @@ def test_what_one_shoal_wrote_another_serves(triton: Triton, tmp_path: Path, env
                 assert status == 200, answer
                 rows.append(np.array(answer, np.float32))
                 headers.append(header)
-            assert np.allclose(*rows, atol=1e-4), more
+            assert np.allclose(rows[0], rows[1], atol=1e-4), more
             assert headers[0]["x-shoal-space"] == headers[1]["x-shoal-space"]
             assert headers[0]["x-compute-tokens"] == headers[1]["x-compute-tokens"]
         assert set(PROMPTS) == {"query", "document"}
@@ -218,7 +218,8 @@ def test_what_one_shoal_wrote_another_serves(triton: Triton, tmp_path: Path, env
 
 def test_an_expected_dimension_that_is_wrong(triton: Triton, tmp_path: Path) -> None:
     """The model decides; the difference is the model's failure, with both numbers."""
-    config = f'[models.near]\nbackends = ["triton://{triton.url}#near_free"]\ndimension = 384\n[models.fake]\nbackends = ["fake:"]\n'
+    config = f'[models.near]\nbackends = ["triton://{triton.url}#near_free"]\ndimension = 384\n'
+    config += '[models.fake]\nbackends = ["fake:"]\n'
     triton.load("near_free")
     with serving_unready(tmp_path, [], config=config) as server:
         until(lambda: "384" in logged(server) and "1024" in logged(server), what="the reason")

@@ -1,4 +1,4 @@
-"""Shoal in front of a real Triton: servers for a whole module, a hub of this machine, and traffic that must not suffer."""
+"""Shoal in front of a real Triton: servers for a whole module, a hub of this machine, and clients that never pause."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class TestBackends:
         loader = make()
         assert loader.resolve("org/name", LoadOptions()).backend == "local"
         error = refusal(lambda: loader.resolve("org/name", LoadOptions(backend="triton")))
-        assert "start Shoal with --triton or --triton-url" in error.message
+        assert "start Shoal with --triton, or name one with --triton-url" in error.message
         assert error.param == "backend"
         assert refusal(lambda: loader.resolve("org/there", LoadOptions())).param == "backend"
 

@@ -27,7 +27,7 @@ async def publish(address: Address, settings: Settings, progress: Progress | Non
         host = TritonHost(settings, tritons)
         if not settings.triton_url:
             where = await host.write(address.id, stored, settings)
-            platform = entry_of(address.id, stored, settings).options.platform
+            platform = (await asyncio.to_thread(entry_of, address.id, stored, settings)).options.platform
             return f"written to {where} for the {platform} backend; name a running Triton with --triton-url to load it"
         try:
             where = await host.publish(address.id, stored, settings)

@@ -154,12 +154,10 @@ def forgotten(triton: FakeTriton) -> None:
 
 @asynccontextmanager
 async def grpc_in_use() -> AsyncIterator[None]:
-    """The last object of gRPC's to go waits for gRPC's threads; that shall be this one, and none inside Shoal."""
-    channel = grpc.aio.insecure_channel("localhost:1")
-    try:
-        yield
-    finally:
-        await channel.close()
+    """Hold gRPC's threads from the first test to the last: to end them blocks whoever drops the last of its objects,
+    and to begin anew in the next test's loop may leave that loop without wake-ups."""
+    grpc.aio.init_grpc_aio()
+    yield
 
 
 async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:

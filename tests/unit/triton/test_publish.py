@@ -40,7 +40,9 @@ class TestCommandLine:
 
     async def test_published_for_no_triton(self, writing: Settings, folder: Path) -> None:
         said = await publish(parse_address("hf:org/mini"), msgspec.structs.replace(writing, triton_url=""))
-        assert said == f"written to {folder}; name a running Triton with --triton-url to have it loaded"
+        assert said == (
+            f"written to {folder} for the onnxruntime backend; name a running Triton with --triton-url to load it"
+        )
         assert (folder / FOLDER).is_dir()
 
     async def test_withdrawn(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:

@@ -54,7 +54,7 @@ class TestReplicas:
         ("other", "reason"),
         [
             (text_model("emb", seed=1), "does not give the vectors of its peers"),
-            (text_model("emb", DIMENSION * 2), "tensors are not what they were"),
+            (text_model("emb", DIMENSION * 2), "tensors are not those of its peers"),
         ],
         ids=["weights", "dimension"],
     )

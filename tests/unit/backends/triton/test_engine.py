@@ -335,7 +335,7 @@ class TestWatch:
         model = triton.models["emb"]
         model.config.output[0].dims[0] = DIMENSION + 1
         await triton.start()
-        await until(lambda: "tensors are not what they were: restart Shoal" in engine.reason)
+        await until(lambda: "tensors are not what they were: load it anew" in engine.reason)
         assert not engine.ready()
         model.config.output[0].dims[0] = DIMENSION
         await until(engine.ready)
