@@ -31,6 +31,7 @@ ShoalError
 │   ├── EngineFailed          the engine failed and did not say why
 │   ├── OutOfMemory           the batch did not fit
 │   ├── TransportFailed       the replica could not be reached, or the connection broke
+│   │   └── Crashed           the process that ran the batch died, of this batch or beside it
 │   └── NotFinite             the model answered NaN or infinity for this input
 ├── SetupError                the operator's side: the terminal shows the message, and it says the next step
 │   ├── ConfigError           a setting is unknown or has a value that cannot work
@@ -203,6 +204,11 @@ class OutOfMemory(BackendError):
 class TransportFailed(BackendError):
     kind = "transport"
     retryable = True
+
+
+class Crashed(TransportFailed):
+    kind = "crashed"
+    retryable = False
 
 
 class NotFinite(BackendError):

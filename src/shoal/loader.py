@@ -282,9 +282,11 @@ class ModelLoader:
             raise ConfigError(f"{plan.name}: in Triton a model has one address, and instances: set triton_instances")
         await host.reached(report)
         stored: Stored | None = None
+        new = False
         if not await self._in_triton(plan, host):
             stored = await self._prepare(plan, await self._source(plan), report)
             report("writing the model into Triton's repository")
+            new = await host.held(plan.name) is None
             await host.publish(plan.name, stored, settings, text_in=plan.options.text_in)
         report("waiting for Triton to load the model")
         target = await host.target(plan.name, self._table(plan.name), settings)
@@ -296,7 +298,14 @@ class ModelLoader:
             table=self._table(plan.name),
             stored=stored,
         )
-        return await self._open_wanted(wanted, report)
+        try:
+            return await self._open_wanted(wanted, report)
+        except BaseException:  # a cancelled load, too, leaves nothing half-made
+            if stored is not None:
+                await target.take_back()
+                if new:
+                    await host.remove(plan.name)
+            raise
 
     async def _in_triton(self, plan: Plan, host: TritonHost) -> bool:
         """Whether the model is in Triton's repository, to be used as it is: one that Shoal did not make, under a bare

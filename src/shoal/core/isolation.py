@@ -8,6 +8,7 @@ from typing import Literal
 
 from shoal.errors import (
     BackendError,
+    Crashed,
     DeadlineExceeded,
     EngineFailed,
     InputRejected,
@@ -41,10 +42,13 @@ def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: boo
     python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
     Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
     replica says while it goes down, are retried, each item up to MAX_ATTEMPTS. A replica that was too busy to take the
-    batch has not tried it: it runs again as it is, until its items' deadlines.
+    batch has not tried it: it runs again as it is, until its items' deadlines. What killed a replica's process is not
+    tried twice, and its neighbours run singly, so that it cannot take them along again.
     """
     if isinstance(error, Overloaded):
         return "again"
+    if isinstance(error, Crashed):
+        return "fail" if items == 1 else "singles"
     if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
         return "retry"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:

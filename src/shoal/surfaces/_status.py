@@ -63,6 +63,7 @@ TABLE: dict[str, Row] = {
     "input_rejected": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
     "out_of_memory": _BACKEND,
     "transport": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
+    "crashed": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "not_finite": _BACKEND,
     "setup": _SETUP,
     "config": _SETUP,

@@ -18,13 +18,15 @@ from shoal.surfaces.openai import render_error
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
 
 _ENCODE = msgspec.json.Encoder()
 _PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class Health:
-    """- /health: `ok` while at least one model can answer, else 503 with the reason: for plain health checks.
+    """- /health: `ok` while at least one model can answer, or none was named at start; else 503 with the reason: for
+      plain health checks.
     - /health/live: the process serves; restart it when this fails.
     - /health/ready: every model can answer and the server is not draining; send traffic only then.
     """
@@ -130,10 +132,14 @@ class _State:
         """Of each model its state, or why it cannot answer; and why servers are waited for."""
         silent = _listing.mute(self._gateway)
         states = {
-            card.name: _listing.MUTE if card.name in silent else card.error or card.state
+            card.name: _listing.MUTE if card.name in silent else card.error or _doing(card)
             for card in self._gateway.models()
         }
         return states | {name: why for name, why in self._gateway.waiting.items() if name not in states}
+
+
+def _doing(card: ModelCard) -> str:
+    return f"{card.state}: {card.note}" if card.note else card.state
 
 
 class _Metrics:

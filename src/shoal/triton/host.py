@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shoal.backends.triton.control import Control
+from shoal.backends.triton.control import Control, lasting
 from shoal.backends.triton.engine import RETRY_S, Target
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
@@ -123,7 +123,7 @@ class TritonHost:
             note("waiting for Triton to start")
             await asyncio.shield(self._server)
         control = await self.control()
-        for attempt in range(10**9):
+        for pause in lasting(RETRY_S):
             try:
                 # Not whether it is ready: one model that failed to load is enough for it to say no.
                 if await control.client.server_live(deadline=self._soon()):
@@ -132,7 +132,7 @@ class TritonHost:
             except (TransportFailed, DeadlineExceeded) as error:
                 reason = error.message
             note(f"waiting for Triton at {self.url}: {reason}")
-            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+            await asyncio.sleep(pause)
 
     async def control(self) -> Control:
         return (await self._tritons.at(self.url, tls=self._tls))[1]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.backends.triton.control import lasting
 from shoal.backends.triton.engine import ANY_BATCH, RETRY_S, Target, TritonEngine
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.naming import is_part, served_name
@@ -67,16 +68,8 @@ class TritonRunner(BatchedRunner):
     async def unload(self, timeout_s: float) -> None:
         """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when
         they say that it is gone. Raises what Control.unload raises, once it was tried on every one."""
-        deadline = time.monotonic() + timeout_s
-        outcomes = await asyncio.gather(
-            *(
-                target.unload()
-                if target.unload is not None
-                else target.control.unload(target.whole or target.model, dependents=True, deadline=deadline)
-                for target in self.targets
-            ),
-            return_exceptions=True,
-        )
+        releases = (target.release(timeout_s) for target in self.targets)
+        outcomes = await asyncio.gather(*releases, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -131,7 +124,23 @@ async def open_triton(wanted: Wanted, lane: MakeLane, note: Note) -> TritonRunne
     While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
     model cannot be served.
     """
-    number, embedder = await _first(wanted.targets, note)
+    for pause in lasting(RETRY_S):
+        number, embedder, brought = await _first(wanted.targets, note)
+        target = wanted.targets[number]
+        try:
+            return await _opened(wanted, lane, number, embedder)
+        except (TransportFailed, DeadlineExceeded) as error:  # it went away before its first answer
+            note(f"waiting for {target.address}: {error.message}")
+        except BaseException:  # a cancelled load, too, leaves nothing on the server
+            if brought:
+                await target.take_back()
+            raise
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def _opened(wanted: Wanted, lane: MakeLane, number: int, embedder: Embedder) -> TritonRunner:
+    """The runner, with the replica of that number in service."""
     model = await asyncio.to_thread(_Model, wanted, embedder)
     reference: list[Probed] = []
 
@@ -157,16 +166,26 @@ async def open_triton(wanted: Wanted, lane: MakeLane, note: Note) -> TritonRunne
     return runner
 
 
-async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Embedder]:
-    """The first replica that can serve, and its schema."""
-    for attempt in range(10**9):
+async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Embedder, bool]:
+    """The first replica that can serve, its schema, and whether it was loaded for that."""
+    for pause in lasting(RETRY_S):
         for number, target in enumerate(targets):
             try:
-                return number, await target.find()
+                return number, *await _found(target)
             except (TransportFailed, DeadlineExceeded) as error:  # a host that drops packets answers nothing at all
                 note(f"waiting for {target.address}: {error.message}")
-        await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
-    raise AssertionError("unreachable")
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def _found(target: Target) -> tuple[Embedder, bool]:
+    served = await target.serving()
+    try:
+        return await target.find(), not served
+    except ConfigError:  # it is there now, and cannot be served
+        if not served:
+            await target.take_back()
+        raise
 
 
 class _Model:

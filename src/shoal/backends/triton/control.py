@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -134,6 +134,23 @@ class Control:
             self._forget(name, known)
             raise
 
+    async def revive(self, name: str, *, deadline: float) -> None:
+        """Load a model anew whose process has died, and return once it is ready.
+
+        Triton calls such a model READY. It skips a load of files that have not changed, and keeps the instances of a
+        configuration that has not: so this one differs, in a parameter that nobody reads. Raises as `load`.
+        """
+        config = await self.config(name, deadline=deadline)
+        config.parameters["shoal_revived"].string_value = str(time.time_ns())
+        known = self._pushed.get(name)
+        files = known.files if known is not None else {}
+        request = await asyncio.to_thread(load_request, name, config, files)
+        try:
+            await self.client.repository_model_load(request, deadline=deadline)
+            await self._await_ready(name, deadline)
+        except REFUSALS as error:
+            raise await self._failure(name, error, deadline, pushing=bool(files)) from error
+
     async def unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
         """Unload a model and return once the server has let it go; at once for one that is not loaded.
 
@@ -147,7 +164,7 @@ class Control:
             self._pushed.pop(each, None)
 
     async def _await_ready(self, name: str, deadline: float) -> None:
-        for pause in self._waits():
+        for pause in lasting(self._pauses):
             if await self.ready(name, deadline=deadline):
                 return
             reason = await self._reason(name, deadline)
@@ -156,7 +173,7 @@ class Control:
             await self._wait(pause, deadline, f"{name} was not ready on Triton in time: give load_timeout_s more")
 
     async def _await_gone(self, names: set[str], deadline: float) -> None:
-        for pause in self._waits():
+        for pause in lasting(self._pauses):
             index = await self.index(deadline=deadline)
             if not any(each.name in names and each.state in ("READY", "LOADING", "UNLOADING") for each in index):
                 return
@@ -201,14 +218,16 @@ class Control:
         else:
             self._pushed[name] = known
 
-    def _waits(self) -> Iterator[float]:
-        yield from self._pauses
-        yield from itertools.repeat(self._pauses[-1])
-
     async def _wait(self, seconds: float, deadline: float, late: str) -> None:
         if time.monotonic() + seconds >= deadline:
             raise DeadlineExceeded(late)
         await self._sleep(seconds)
+
+
+def lasting(pauses: Sequence[float]) -> Iterator[float]:
+    """The pauses in turn, then the last one for ever."""
+    yield from pauses
+    yield from itertools.repeat(pauses[-1])
 
 
 def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.RepositoryModelLoadRequest:

@@ -14,12 +14,11 @@ import numpy as np
 
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.control import Control
-from shoal.backends.triton.errors import ModelBroken
+from shoal.backends.triton.control import Control, lasting
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
 from shoal.backends.triton.schema import Embedder, Names, detect
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import ConfigError, EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.errors import ConfigError, Crashed, EngineFailed, InternalError, ShoalError, TransportFailed
 from shoal.types import Array
 
 logger = logging.getLogger("shoal.triton")
@@ -56,7 +55,8 @@ class Target:
     unload: Callable[[], Awaitable[None]] | None = None
 
     async def find(self, *, again: bool = False, reload: bool = False) -> Embedder:
-        """Its schema, once it is ready to serve; loads it where that is needed and possible, and for `reload` anew.
+        """Its schema, once it is ready to serve; loads it where that is needed and possible. `reload`: its process has
+        died, which its server does not see.
 
         `again`: it has served before. Then a model that somebody unloaded on the server is left as it is, while one
         that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
@@ -65,7 +65,9 @@ class Target:
         serving = await self.serving()
         if not serving:
             await self._check_absent(again)
-        if reload or not serving:
+        if serving and reload:
+            await self.control.revive(self.model, deadline=time.monotonic() + self.load_timeout_s)
+        elif not serving:
             if self.load is not None:
                 await self.load()
             else:
@@ -96,6 +98,21 @@ class Target:
         if self.version and there:
             raise ConfigError(f"{self.model} has no version {self.version} on the server; it has {', '.join(there)}")
 
+    async def release(self, timeout_s: float) -> None:
+        """Unload it, and return once the server says that it is gone. Raises what Control.unload raises."""
+        if self.unload is not None:
+            await self.unload()
+            return
+        deadline = time.monotonic() + timeout_s
+        await self.control.unload(self.whole or self.model, dependents=True, deadline=deadline)
+
+    async def take_back(self) -> None:
+        """Unload what was loaded in vain; a server that is away has nothing loaded."""
+        try:
+            await self.release(self.load_timeout_s)
+        except ShoalError as error:
+            logger.warning("%s may stay loaded: %s", self.address, error.message)
+
     def _deadline(self) -> float:
         return time.monotonic() + self.rpc_timeout_s
 
@@ -118,6 +135,8 @@ class TritonEngine:
         self._ready = self._served = serving
         self._broken = False
         self._closed = False
+        self._running = 0
+        self._idle = asyncio.Event()
         self._look = asyncio.Event()
         self._facts = facts_of(name, embedder)
         self._inputs = {port.canonical: port for port in embedder.inputs}
@@ -141,13 +160,18 @@ class TritonEngine:
         if self._closed:
             raise TransportFailed(f"{self._facts.name} is closed: send the request again")
         request = self._request(inputs, outputs, params)
+        self._running += 1
         try:
             response = await self.target.client.infer(request, deadline)
         except TransportFailed as error:  # also: the model is not loaded there any more
             # Triton goes on calling a model ready whose process has died; only loading it anew heals it.
-            self._broken = self._broken or isinstance(error, ModelBroken)
+            self._broken = self._broken or isinstance(error, Crashed)
             self._lost(error)
             raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
         return self._answer(response, outputs, len(next(iter(inputs.values()))))
 
     async def aclose(self) -> None:
@@ -157,6 +181,9 @@ class TritonEngine:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
 
     def _request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
         request = ModelInferRequest(model_name=self.target.model, model_version=self.target.version)
@@ -166,6 +193,8 @@ class TritonEngine:
                 raise InternalError(f"{self._facts.name} has no input {canonical!r}")
             codec.add_input(request, port.name, port.datatype, self.embedder.sent(port, array))
         for canonical in outputs:
+            if canonical not in self._outputs:
+                raise InternalError(f"{self._facts.name} has no output {canonical!r}")
             request.outputs.add(name=self._outputs[canonical].name)
         for name, value in params.items():
             codec.set_parameter(request.parameters, name, value)
@@ -191,23 +220,23 @@ class TritonEngine:
         self._look.set()
 
     async def _keep(self) -> None:
-        failures = 0
+        pauses = lasting(RETRY_S)
+        failing = False
         while True:
             self._look.clear()  # before the look, so that what a request notices during it is looked at next
             try:
                 await self._look_after()
-                failures = 0
+                failing, pauses = False, lasting(RETRY_S)
             except ShoalError as error:
-                if failures == 0 and not self._ready and error.message != self.reason:
+                if not failing and not self._ready and error.message != self.reason:
                     logger.warning("%s cannot serve: %s", self._facts.name, error.message)
                 self._lost(error)
-                failures += 1
+                failing = True
             except Exception as error:  # a bug here must not end the watch: the model would never come back
                 logger.exception("watching %s failed in an unforeseen way", self._facts.name)
                 self._lost(InternalError(f"watching the model failed: {error!r}"))
-                failures += 1
-            pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else LOOK_S
-            await self._pause(pause, wake=failures == 0)
+                failing = True
+            await self._pause(next(pauses) if failing else LOOK_S, wake=not failing)
 
     async def _look_after(self) -> None:
         if self._ready:

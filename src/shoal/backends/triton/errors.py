@@ -15,6 +15,7 @@ import grpc
 from shoal.errors import (
     BackendError,
     Conflict,
+    Crashed,
     DeadlineExceeded,
     EngineFailed,
     InputRejected,
@@ -33,11 +34,6 @@ LONGEST = 400
 
 class ModelGone(TransportFailed):
     """The server is there, the model is not: unknown, unloaded, or on its way out."""
-
-
-class ModelBroken(TransportFailed):
-    """The process that a python model runs in has died. Triton goes on calling the model READY and fails every request
-    after a second; only loading it again starts a new process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +122,11 @@ MEANINGS: tuple[Meaning, ...] = (
         OutOfMemory,
         "the batch did not fit into Triton's memory: lower max_batch_tokens",
     ),
+    # Triton goes on calling such a model READY, and fails every request to it: see Control.revive.
     Meaning(
         (Code.INTERNAL, Code.UNKNOWN),
         ("stub process",),
-        ModelBroken,
+        Crashed,
         "the model's process on Triton has died: load the model again; Triton's log says why",
     ),
     Meaning(

@@ -13,8 +13,8 @@ from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control, Indexed, load_request, stats_of
-from shoal.backends.triton.errors import ModelBroken, ModelGone
-from shoal.errors import DeadlineExceeded, ModelFailed, ModelNotFound, SetupError, TransportFailed
+from shoal.backends.triton.errors import ModelGone
+from shoal.errors import Crashed, DeadlineExceeded, ModelFailed, ModelNotFound, SetupError, TransportFailed
 from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
 from tests.fakes.triton import FakeModel, FakeTriton, embedder
 
@@ -138,7 +138,7 @@ async def test_a_model_whose_process_died_is_ready_until_asked_and_heals_by_load
     text = np.array([["a"]], dtype=object)
     request = pb.ModelInferRequest(model_name="emb")
     codec.add_input(request, "text", "BYTES", text)
-    with pytest.raises(ModelBroken):
+    with pytest.raises(Crashed):
         await control.client.infer(request, soon())
     await control.load("emb", deadline=soon())
     await control.client.infer(request, soon())

@@ -18,10 +18,11 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import ANY_BATCH, Target, TritonEngine, facts_of
-from shoal.backends.triton.errors import ModelBroken, ModelGone
+from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.schema import Embedder, Names
 from shoal.errors import (
     ConfigError,
+    Crashed,
     DeadlineExceeded,
     EngineFailed,
     InputRejected,
@@ -319,7 +320,7 @@ class TestWatch:
     ) -> None:
         """Triton goes on calling the model ready; loading it again is what heals it."""
         triton.models["emb"].broken = True
-        with pytest.raises(ModelBroken):
+        with pytest.raises(Crashed):
             await ask(engine, "one")
         assert not engine.ready()
         engine.start()

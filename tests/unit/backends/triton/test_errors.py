@@ -8,7 +8,6 @@ import pytest
 
 from shoal.backends.triton.errors import (
     MEANINGS,
-    ModelBroken,
     ModelGone,
     essence,
     infer_error,
@@ -18,6 +17,7 @@ from shoal.backends.triton.errors import (
 )
 from shoal.errors import (
     Conflict,
+    Crashed,
     DeadlineExceeded,
     EngineFailed,
     InputRejected,
@@ -44,7 +44,7 @@ OBSERVED: list[tuple[grpc.StatusCode, str, type[ShoalError]]] = [
     (Code.INVALID_ARGUMENT, "requested model 'zz' is not available", ModelGone),
     (Code.INTERNAL, "failed to load 'nope', failed to poll from model repository", EngineFailed),
     (Code.INVALID_ARGUMENT, "unrecognized load parameter 'foo'.", InputRejected),
-    (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", ModelBroken),
+    (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", Crashed),
     (Code.UNAVAILABLE, "Exceeds maximum queue size", Overloaded),
     (Code.UNAVAILABLE, "[request id: 7] Exceeds maximum queue size", Overloaded),
     (Code.UNAVAILABLE, "Request timeout expired", Overloaded),
@@ -134,7 +134,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         ("inference input 'n' data-type is 'FP32', but model 'llm' expects 'INT32'", InputRejected),
         ("unable to find data for input tensor 'zz' for model 'llm' in request.", InputRejected),
         ("Request cancelled by client", TransportFailed),
-        ("Stub process 'm_0_0' is not healthy.", ModelBroken),
+        ("Stub process 'm_0_0' is not healthy.", Crashed),
         ("CUDA out of memory", OutOfMemory),
         ("Error generating stream: something", EngineFailed),
     ],
