@@ -174,6 +174,19 @@ def test_a_model_whose_process_dies(own_triton: OwnTriton, tmp_path: Path) -> No
         assert "Traceback" not in logged(server)
 
 
+def test_a_text_that_kills_the_models_process(own_triton: OwnTriton, tmp_path: Path) -> None:
+    """It fails alone, is not tried again alone, and the others are answered once the process is back; every time."""
+    triton = own_triton()
+    with serving(tmp_path / "server", [f"triton://{triton.url}#failing"]) as server:
+        for each in range(2):
+            texts = [f"fine {each} {number}" for number in range(4)]
+            replies = at_once(5, lambda number: embeddings(server, "failing", [*texts, f"crash {each}"][number]))  # noqa: B023
+            assert [status for status, _, _ in replies] == [200] * 4 + [502]
+            assert "process" in replies[4][2]["error"]["message"]
+            assert replies[4][1]["x-should-retry"] == "false"
+            until(lambda: answers(server), what="the return")
+
+
 def answers(server: Server) -> bool:
     return embeddings(server, "failing", "fine", **{"x-request-timeout": 5})[0] == 200
 

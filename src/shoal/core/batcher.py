@@ -24,6 +24,7 @@ from shoal.core.replica import Replica, Turn
 from shoal.core.threads import Threads
 from shoal.core.twins import Twins
 from shoal.errors import (
+    Crashed,
     DeadlineExceeded,
     EngineFailed,
     InternalError,
@@ -372,6 +373,8 @@ class Lane:
         items = [item for item in run.items if item.waiters]
         if isinstance(error, TransportFailed):
             run.replica.lost(self._clock())
+        if isinstance(error, Crashed):
+            run.replica.crashed(len(run.items))
         if isinstance(error, Overloaded):
             run.replica.hold(self._clock(), error.retry_after)
         if isinstance(error, OutOfMemory):
@@ -379,7 +382,8 @@ class Lane:
         if not items:
             return
         # What counts is how many ran together: the culprit may be one whose caller has left meanwhile.
-        step = next_step(error, len(run.items), run.trial, replica_ready=run.replica.engine.ready())
+        ready, shared = run.replica.engine.ready(), run.turn.shared
+        step = next_step(error, len(run.items), run.trial, replica_ready=ready, shared=shared)
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
         self._apply(step, items, run.trial, error)
         self._wake()

@@ -35,7 +35,7 @@ class Trial:
         return cls(2 * ceil(log2(items)) + 2 if items > 1 else 0)
 
 
-def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool) -> Step:
+def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool, shared: bool = False) -> Step:
     """The step after `items` items failed together with `error`.
 
     Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
@@ -43,12 +43,12 @@ def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: boo
     Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
     replica says while it goes down, are retried, each item up to MAX_ATTEMPTS. A replica that was too busy to take the
     batch has not tried it: it runs again as it is, until its items' deadlines. What killed a replica's process is not
-    tried twice, and its neighbours run singly, so that it cannot take them along again.
+    tried again once it is known: that is when it ran alone, on a replica that it `shared` with no other batch.
     """
     if isinstance(error, Overloaded):
         return "again"
     if isinstance(error, Crashed):
-        return "fail" if items == 1 else "singles"
+        return "fail" if items == 1 and not shared else "singles"
     if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
         return "retry"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:

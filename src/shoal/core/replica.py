@@ -20,10 +20,11 @@ BUSY_PAUSE_S = 0.1
 @dataclass(slots=True, eq=False)
 class Turn:
     """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
-    before it ended."""
+    before it ended. `shared`: another batch was in flight beside it for a while."""
 
     began: float
     waits: bool
+    shared: bool = False
 
 
 class Replica:
@@ -38,6 +39,7 @@ class Replica:
         self._paused_until = 0.0
         self._pause = FIRST_PAUSE_S
         self._held_until = 0.0
+        self._suspects = 0
         self._facts: EngineFacts | None = None
 
     @property
@@ -62,11 +64,11 @@ class Replica:
         return now >= self._paused_until and self.engine.ready()
 
     def free(self, now: float) -> bool:
-        return self.running < self._stated.slots and now >= self._held_until and self.usable(now)
+        return self.running < self._slots and now >= self._held_until and self.usable(now)
 
     def again(self, now: float) -> float | None:
         """In how many seconds to ask again whether it is free, which it is not; None: the end of a batch will tell."""
-        if self.running >= self._stated.slots:
+        if self.running >= self._slots:
             return None
         ends = max(self._paused_until, self._held_until)
         return ends - now if ends > now else LOOK_AGAIN_S
@@ -81,7 +83,9 @@ class Replica:
 
     def start(self, now: float) -> Turn:
         """A batch goes there; `end` gives its slot back."""
-        turn = Turn(now, waits=self.running >= self._cores)
+        turn = Turn(now, waits=self.running >= self._cores, shared=self.running > 0)
+        for other in self._turns:
+            other.shared = True
         self._turns.append(turn)
         return turn
 
@@ -98,6 +102,16 @@ class Replica:
         self._cost.observe(tokens, seconds)
         self._facts = None
         self._pause = FIRST_PAUSE_S
+        self._suspects = max(0, self._suspects - 1)
+
+    def crashed(self, items: int) -> None:
+        """Its process died of one of so many items, or beside them: until as many batches came back, each has it for
+        itself, so that the next death has one culprit."""
+        self._suspects = max(self._suspects, items)
+
+    @property
+    def _slots(self) -> int:
+        return 1 if self._suspects else self._stated.slots
 
     @property
     def _cores(self) -> int:
