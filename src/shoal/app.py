@@ -125,7 +125,8 @@ async def _tritons(
     named = any(address.scheme in TRITON_SCHEMES for plan in plans for address in plan.addresses)
     # Tables that are not served now may be loaded by name later.
     tabled = any(one.partition(":")[0] in TRITON_SCHEMES for table in loaded.models.values() for one in table.backends)
-    if settings.triton and settings.triton_url:
+    # Below a flag it may come from a preset or a file that is meant for other days.
+    if settings.triton and settings.triton_url and loaded.sources["triton_url"].layer == "flag":
         raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
     if not (named or tabled or settings.triton or settings.triton_url):
         return None, None

@@ -127,7 +127,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="Most tokens in one batch, padding included.", ge=1, extra=_BATCHING)
     ] = 16384
     max_batch_ms: Annotated[
-        float, Meta(description="Longest time that a batch may be expected to run.", gt=0, extra=_BATCHING)
+        float,
+        Meta(
+            description="Longest time that a batch may be expected to run, or twice a call's own where that is more.",
+            gt=0,
+            extra=_BATCHING,
+        ),
     ] = 40.0
     max_wait_time_ms: Annotated[
         float,

@@ -19,6 +19,7 @@ from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.config import Loaded, load
 from shoal.errors import (
+    ConfigError,
     ModelNotReady,
     SetupError,
 )
@@ -205,3 +206,11 @@ async def test_a_table_may_be_loaded_later(tmp_path: Path, triton: FakeTriton) -
         assert app.gateway.lifecycle is not None
         await app.gateway.lifecycle.load("far").wait()
         assert np.array_equal(await vector(app, "far", "x"), triton_vector_of("x"))
+
+
+async def test_one_triton_at_a_time() -> None:
+    """Both flags contradict each other; a preset's address gives way to a server of its own."""
+    loaded = await asyncio.to_thread(load, {"triton": True, "triton_url": "localhost:1"}, {})
+    with pytest.raises(ConfigError, match="choose one of them"):
+        async with open_app(loaded, ["fake:"]):
+            raise AssertionError

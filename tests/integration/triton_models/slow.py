@@ -1,4 +1,7 @@
-"""Runs inside Triton: each text says how many milliseconds it takes, none if it is no number; notes "began", "cancelled" and "finished"."""
+"""Runs inside Triton: each text says how many milliseconds it takes, none if it is no number.
+
+Notes "began", "cancelled" and "finished".
+"""
 
 import json
 import time
