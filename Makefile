@@ -67,6 +67,7 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/fairness.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
+	$(BIN)/python bench/triton_grpc.py $(ARGS)
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
 clean:
