@@ -226,6 +226,8 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Layered:
                 warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
             continue
         value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
+        if not value:  # commas alone say as little as nothing does, and must not open a server whose file has keys
+            continue
         given[name] = (convert(setting, value, variable), Source("env", variable))
     return given
 

@@ -487,3 +487,12 @@ def test_the_reference_page_is_current() -> None:
     """docs/settings.md is what `python -m shoal.config` writes."""
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     assert page.read_text() == config.reference(), "run: python -m shoal.config > docs/settings.md"
+
+
+@pytest.mark.parametrize("text", [",", " , ,", ""])
+def test_a_list_of_nothing_is_not_set(tmp_path: Path, text: str) -> None:
+    """Keys of the file stay: an empty list must not open the server."""
+    file = tmp_path / "shoal.toml"
+    file.write_text('api_key = ["k1"]\n')
+    loaded = config.load({}, {"SHOAL_API_KEY": text}, file)
+    assert loaded.settings.api_key == ("k1",)
