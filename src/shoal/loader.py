@@ -273,21 +273,31 @@ class ModelLoader:
     async def _open_in_triton(self, plan: Plan, settings: Settings, report: Report) -> Runner:
         """A model of files, put into the Triton in use; one that is there already under a bare name is taken as it
         is."""
-        from shoal.triton.models import Wanted
-
         host = self.host
         if host is None:
             raise ConfigError(NO_TRITON)
         if len(self._served(plan).addresses) > 1:
             raise ConfigError(f"{plan.name}: in Triton a model has one address, and instances: set triton_instances")
         await host.reached(report)
-        stored: Stored | None = None
-        new = False
-        if not await self._in_triton(plan, host):
-            stored = await self._prepare(plan, await self._source(plan), report)
-            report("writing the model into Triton's repository")
-            new = await host.held(plan.name) is None
+        if await self._in_triton(plan, host):
+            return await self._open_held(plan, settings, None, report)
+        stored = await self._prepare(plan, await self._source(plan), report)
+        report("writing the model into Triton's repository")
+        new = await host.held(plan.name) is None
+        try:
             await host.publish(plan.name, stored, settings, text_in=plan.options.text_in)
+            return await self._open_held(plan, settings, stored, report)
+        except BaseException:  # a cancelled load, too, leaves nothing half-made
+            if new:  # an older entry may be in use by others
+                await host.take_back(plan.name, settings)
+            raise
+
+    async def _open_held(self, plan: Plan, settings: Settings, stored: Stored | None, report: Report) -> Runner:
+        """A model that lies in Triton's repository, or was pushed. `stored`: what it was made from here."""
+        from shoal.triton.models import Wanted
+
+        host = self.host
+        assert host is not None
         report("waiting for Triton to load the model")
         target = await host.target(plan.name, self._table(plan.name), settings)
         wanted = Wanted(
@@ -298,14 +308,7 @@ class ModelLoader:
             table=self._table(plan.name),
             stored=stored,
         )
-        try:
-            return await self._open_wanted(wanted, report)
-        except BaseException:  # a cancelled load, too, leaves nothing half-made
-            if stored is not None:
-                await target.take_back()
-                if new:
-                    await host.remove(plan.name)
-            raise
+        return await self._open_wanted(wanted, report)
 
     async def _in_triton(self, plan: Plan, host: TritonHost) -> bool:
         """Whether the model is in Triton's repository, to be used as it is: one that Shoal did not make, under a bare

@@ -212,6 +212,20 @@ class TritonHost:
         except TransportFailed as error:
             logger.info("%s was not unloaded: %s", name, error.message)
 
+    async def take_back(self, name: str, settings: Settings) -> None:
+        """Undo the `publish` of what was not there before, as far as it came: off the server, out of the repository."""
+        try:
+            spec = self._pushed.get(name)
+            held = await self.held(name)
+            if spec is not None:
+                await self._unload_pushed(spec, settings)
+                self.forget(name)
+            elif held is not None and held.managed:
+                await self.unload(name, settings)
+                await self.remove(name)
+        except ShoalError as error:
+            logger.warning("%s may be left on Triton at %s: %s", name, self.url, error.message)
+
     async def load(self, name: str, settings: Settings) -> None:
         """Load what was published, anew when it is loaded already."""
         control = await self.control()

@@ -57,6 +57,37 @@ class TestPublishing:
             await host.publish(NAME, stored, writing)
         assert await host.held(NAME) is not None
 
+    async def test_what_was_published_in_vain_is_taken_back(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        """Off the server and out of the repository; a second time there is nothing to do."""
+        await host.publish(NAME, stored, writing)
+        await host.take_back(NAME, writing)
+        assert triton.models[FOLDER].state == "UNAVAILABLE"
+        assert await host.held(NAME) is None
+        await host.take_back(NAME, writing)
+
+    async def test_what_others_made_is_not_taken_back(
+        self, host: TritonHost, triton: FakeTriton, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        triton.add(text_model("theirs"))
+        await host.take_back("theirs", writing)
+        assert triton.models["theirs"].state == "READY"
+        assert (folder / "theirs").is_dir()
+
+    async def test_what_was_pushed_in_vain_is_taken_back(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Also while the server is away, which then has it no longer."""
+        await pushing.publish(NAME, stored, settings)
+        await pushing.take_back(NAME, settings)
+        assert triton.models[FOLDER].state != "READY"
+        assert not await pushing.remove(NAME)
+        await pushing.write(NAME, stored, settings)
+        await triton.stop()
+        await pushing.take_back(NAME, settings)
+
     async def test_a_server_without_onnxruntime_gets_python(
         self,
         writing: Settings,
