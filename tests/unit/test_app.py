@@ -65,21 +65,6 @@ def states(app: App) -> dict[str, str]:
     return {card.name: card.state for card in app.gateway.models()}
 
 
-async def page(app: App, path: str) -> str:
-    """The body of a GET, without a network."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
-    await app.asgi(scope, receive, send)
-    return b"".join(message.get("body", b"") for message in sent).decode()
-
-
 async def vector(app: App, model: str, text: str) -> Any:
     answer = await app.gateway.run(Embed(model=model, inputs=[text], normalize=False), soon())
     return answer.vectors[0]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,18 +18,23 @@ from shoal.app import open_app
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.config import Loaded, load
+from shoal.core.protocols import Runner
+from shoal.core.registry import Model, Registry
 from shoal.errors import (
     ConfigError,
     ModelNotReady,
     SetupError,
+    TransportFailed,
 )
 from shoal.models.address import Address
 from shoal.models.store import Store
+from shoal.observability.metrics import PrometheusObserver
 from shoal.triton import host as host_module
 from shoal.triton import models as models_module
+from shoal.types import ModelStats
 from tests.fakes.triton import FakeModel, FakeTriton
 from tests.unit.models.checkpoints import HIDDEN
-from tests.unit.test_app import LOCAL, at_hand, opened, opening, page, settings, states, vector
+from tests.unit.test_app import LOCAL, at_hand, opened, opening, settings, states, vector
 from tests.unit.triton.kit import grpc_in_use, reads, stored_model, text_model, until
 from tests.unit.triton.kit import vector_of as triton_vector_of
 
@@ -175,27 +180,46 @@ async def test_a_triton_of_its_own_takes_local_models(
         assert (await vector(app, "slow", "fish")).shape == (HIDDEN,)
 
 
-async def test_what_triton_counts_is_among_the_metrics(
-    loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Counting:
+    """A runner whose backend counts, and is away when it is told to be."""
+
+    def __init__(self) -> None:
+        self.items = 41
+        self.away = False
+        self.asked = asyncio.Event()
+
+    async def statistics(self) -> list[ModelStats]:
+        self.asked.set()
+        if self.away:
+            raise TransportFailed("gone")
+        return [ModelStats(name="emb", inference_count=self.items)]
+
+
+async def test_what_backends_count_is_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in the background, so that a scrape waits for no other machine; one that is away does not end that."""
     monkeypatch.setattr(app_module, "STATISTICS_S", 0.001)
-    model = triton.add(text_model("emb"))
-    model.statistics = pb.ModelStatistics(name="emb", version="1", inference_count=41)
-    async with opened(loaded, f"triton://{triton.target}#emb") as app:
+    registry, observer, runner = Registry(), PrometheusObserver(), Counting()
+    registry.add(model := Model("emb"))
+    model.runner = cast(Runner, runner)
+    asking = asyncio.create_task(app_module._ask_backends(registry, observer))
 
-        async def counted(count: int) -> bool:
-            line = f'shoal_backend_items_total{{model="emb",replica="0"}} {count}.0'
-            return line in await page(app, "/metrics")
+    async def asked_twice() -> None:
+        for _ in range(2):  # what the first one answered is in its place by the second
+            runner.asked.clear()
+            await runner.asked.wait()
 
-        async with asyncio.timeout(20):
-            while not await counted(41):  # noqa: ASYNC110 - what a scrape says has no event
-                await asyncio.sleep(0.001)
-            await triton.stop()
-            model.statistics.inference_count = 42
-            await triton.start()
-            while not await counted(42):  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.001)
+    def line(count: int) -> bytes:
+        return b'shoal_backend_items_total{model="emb",replica="0"} %d.0' % count
+
+    await asked_twice()
+    assert line(41) in await asyncio.to_thread(observer.render)
+    runner.away = True
+    await asked_twice()
+    runner.away, runner.items = False, 42
+    await asked_twice()
+    assert line(42) in await asyncio.to_thread(observer.render)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_table_may_be_loaded_later(tmp_path: Path, triton: FakeTriton) -> None:
