@@ -81,7 +81,9 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
     async with AsyncExitStack() as stack:
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
-        plans = [_meant(text, loaded) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())]
+        plans = [
+            parse_served(loaded.meant(text)) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
+        ]
         tritons, host = await _tritons(stack, loaded, plans, progress)
         loader = ModelLoader(loaded, counts, threads, tritons=tritons, host=host, progress=progress)
         lifecycle = gateway.lifecycle = Lifecycle(
@@ -109,12 +111,6 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         surfaces = [make(options) for make in SURFACES]
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
         yield App(gateway, front, jobs, asked)
-
-
-def _meant(text: str, loaded: Loaded) -> Served:
-    """What an argument asks for: the model of the file's table of that name, where it has one, else an address."""
-    table = loaded.models.get(text)
-    return parse_served(f"{text}={','.join(table.backends)}" if table is not None and table.backends else text)
 
 
 async def _tritons(

@@ -92,6 +92,11 @@ class Loaded:
         changes = {key: value for key, value in table.overrides.items() if self.sources[key].layer in below}
         return msgspec.structs.replace(self.settings, **changes)
 
+    def meant(self, text: str) -> str:
+        """What an argument or a client's name stands for: `NAME=ADDRESS,...` of its table where that has backends."""
+        table = self.models.get(text)
+        return _argument(text, table) if table is not None and table.backends else text
+
     def shown(self) -> dict[str, Any]:
         """Everything, ready for JSON, secrets masked."""
         return {
@@ -165,6 +170,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         chosen.name if chosen else "",
         {name: {key: source for key, (_, source) in table.items()} for name, table in tables.items()},
     )
+
+
+def _argument(name: str, table: ModelTable) -> str:
+    return f"{name}={','.join(table.backends)}"
 
 
 def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
@@ -318,7 +327,7 @@ def _served(
     found, default = preset
     if found and found.variables:
         return found.value, Source("foreign", ", ".join(found.variables))
-    backed = tuple(f"{name}={','.join(table.backends)}" for name, table in tables.items() if table.backends)
+    backed = tuple(_argument(name, table) for name, table in tables.items() if table.backends)
     if backed:
         return backed, Source("file", str(file))
     return (found.value, default) if found else ((), DEFAULT)

@@ -1,8 +1,9 @@
-"""What this machine's file system says no to, as errors that say the next step."""
+"""What this machine's file system says no to, as errors that say the next step; and the locks of its files."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +23,15 @@ def disk_error(error: OSError, what: str, room: str = FREE) -> SourceError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return SourceError(f"{what}: {full(room)}")
     return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
+
+
+def try_lock(lock: int) -> bool:
+    """Take the lock of an open file, held until it is closed; False when another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def check_room(folder: Path, size: int) -> None:

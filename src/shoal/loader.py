@@ -212,9 +212,9 @@ class ModelLoader:
 
     def _payload(self, name: str) -> _Payload:
         """What a client's name means. Raises AddressError and InvalidValue."""
-        table = self.loaded.models.get(name)
-        if table is not None and table.backends:
-            return _Payload(parse_served(f"{name}={','.join(table.backends)}"))
+        meant = self.loaded.meant(name)
+        if meant != name:
+            return _Payload(parse_served(meant))
         if name in DEFAULT_ALIASES:
             name = DEFAULT_MODEL
         if ":" not in name:

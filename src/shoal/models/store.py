@@ -15,7 +15,6 @@ there, and put back by whoever comes next when that moment never came. `<model>`
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -31,6 +30,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.disk import try_lock
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import NOTES, Manifest, check_files, read_manifest, write_manifest
@@ -157,7 +157,7 @@ class Store:
         if folder.is_symlink() or stored.path.is_symlink():
             raise SourceError(f"{stored.path} leads out of the store through a link: remove the link yourself")
         with self._lock_file(folder.name) as lock:
-            if not _try_lock(lock):
+            if not try_lock(lock):
                 raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that one first")
             try:
                 _put_back(folder)
@@ -209,7 +209,7 @@ class Store:
             return
         with contextlib.suppress(SourceError, OSError), self._lock_file(folder.name) as lock:
             for _ in range(_LOOKS):
-                if _try_lock(lock):
+                if try_lock(lock):
                     _put_back(folder)
                     return
                 if all(target.exists() for _, target in _asides(folder)):
@@ -219,7 +219,7 @@ class Store:
     @contextmanager
     def _locked(self, address: Address, stop: Stop) -> Iterator[None]:
         with self._lock_file(_folder_name(address)) as lock:
-            while not _try_lock(lock):
+            while not try_lock(lock):
                 stop.wait(0.1)
             yield
 
@@ -289,14 +289,6 @@ def _entries(folder: Path, complaints: list[str]) -> list[Stored]:
         except ModelFileError as error:
             complaints.append(f"{path} is passed over: {error.message}")
     return found
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _asides(folder: Path) -> Iterator[tuple[Path, Path]]:

@@ -250,9 +250,7 @@ class TritonHost:
         folders = held.folders if held is not None else ()
         if (spec is not None and spec.options.text_in) or triton_name(name, "encoder") in folders:
             model = triton_name(name, "encoder")
-        scheme = "tritons" if self._tls else "triton"
-        address = Address(scheme=scheme, target=self.url, model=model)
-        target = await self._tritons.target(address, table, settings)
+        target = await self._tritons.target(self._address(model), table, settings)
         unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
         return replace(target, load=partial(self.load, name, settings), unload=unload, whole=triton_name(name))
 
@@ -288,7 +286,7 @@ class TritonHost:
             return [
                 Entry(
                     name=one.name,
-                    source=one.source or self._address(one.name),
+                    source=one.source or str(self._address(triton_name(one.name))),
                     backend="triton",
                     size=one.size,
                     managed=one.managed,
@@ -303,12 +301,14 @@ class TritonHost:
             return []
         names = {served_name(one.name) for one in indexed} - {None}
         return [
-            Entry(name=name, source=self._address(name), backend="triton", managed=name in self._pushed)
+            Entry(
+                name=name, source=str(self._address(triton_name(name))), backend="triton", managed=name in self._pushed
+            )
             for name in sorted(name for name in names if name is not None)
         ]
 
-    def _address(self, name: str) -> str:
-        return str(Address(scheme="tritons" if self._tls else "triton", target=self.url, model=triton_name(name)))
+    def _address(self, model: str) -> Address:
+        return Address(scheme="tritons" if self._tls else "triton", target=self.url, model=model)
 
     def _soon(self) -> float:
         return time.monotonic() + self._settings.connect_timeout_s

@@ -76,9 +76,8 @@ class TritonRunner(BatchedRunner):
 
 
 async def _statistics(target: Target) -> ModelStats | None:
-    deadline = time.monotonic() + target.rpc_timeout_s
     try:
-        found = await target.control.statistics(target.model, target.version, deadline=deadline)
+        found = await target.control.statistics(target.model, target.version, deadline=target.soon())
     except ShoalError as error:
         logger.debug("no statistics of %s: %s", target.address, error.message)
         return None
@@ -89,7 +88,7 @@ async def _statistics(target: Target) -> ModelStats | None:
 async def offered(server: Target, address: Address) -> dict[str, Served | str]:
     """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be."""
     found: dict[str, Served | str] = {}
-    for one in await server.control.index(deadline=time.monotonic() + server.rpc_timeout_s):
+    for one in await server.control.index(deadline=server.soon()):
         if one.state != "READY" or one.name in found or is_part(one.name):
             continue
         try:

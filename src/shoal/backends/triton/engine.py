@@ -76,18 +76,18 @@ class Target:
 
     async def schema(self) -> Embedder:
         """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""
-        config = await self.control.config(self.model, self.version, deadline=self._deadline())
-        metadata = await self.control.metadata(self.model, self.version, deadline=self._deadline())
+        config = await self.control.config(self.model, self.version, deadline=self.soon())
+        metadata = await self.control.metadata(self.model, self.version, deadline=self.soon())
         return detect(config, metadata, self.names)
 
     async def serving(self) -> bool:
-        return await self.control.ready(self.model, self.version, deadline=self._deadline())
+        return await self.control.ready(self.model, self.version, deadline=self.soon())
 
     async def _check_absent(self, again: bool) -> None:
         """Raise TransportFailed where the server loads or unloads the model already, or somebody there unloaded it by
         hand: the index gives that as a reason, which it does not for what was never loaded. Raise ConfigError where
         other versions of it serve: loading it anew would disturb them and bring nothing."""
-        index = await self.control.index(deadline=self._deadline())
+        index = await self.control.index(deadline=self.soon())
         mine = [one for one in index if one.name == self.model]
         for state in ("LOADING", "UNLOADING"):
             if any(one.state == state for one in mine):
@@ -113,7 +113,8 @@ class Target:
         except ShoalError as error:
             logger.warning("%s may stay loaded: %s", self.address, error.message)
 
-    def _deadline(self) -> float:
+    def soon(self) -> float:
+        """The deadline of a call that the server answers at once when it is there."""
         return time.monotonic() + self.rpc_timeout_s
 
 

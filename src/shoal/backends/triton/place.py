@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from shoal.disk import disk_error
+from shoal.disk import disk_error, try_lock
 from shoal.errors import Cancelled
 
 _PARTIAL = ".partial-"
@@ -90,12 +89,3 @@ def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def try_lock(lock: int) -> bool:
-    """Take the lock of an open file, held until it is closed; False when another process has it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

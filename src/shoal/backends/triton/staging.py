@@ -8,7 +8,6 @@ needs anyway.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.backends.triton.exchange import ASIDE
+from shoal.disk import try_lock
 from shoal.errors import Unavailable
 
 LOCK = ".shoal.lock"
@@ -66,15 +66,13 @@ def _put_back(leftover: Path, repository: Path) -> None:
 def _acquire(lock: int, repository: Path, wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(lock):
             return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"another process has been writing to {repository} for {wait_s:g} s: try again", retry_after=wait_s
-                ) from None
-            time.sleep(_PAUSE_S)
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"another process has been writing to {repository} for {wait_s:g} s: try again", retry_after=wait_s
+            )
+        time.sleep(_PAUSE_S)
 
 
 def _places(repository: Path) -> list[tuple[Path, str]]:

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from shoal.backends.triton.place import try_lock
+from shoal.disk import try_lock
 
 Phase = Literal["starting", "ready", "restarting", "stopping", "failed"]
 _TAIL_BYTES = 64 << 10

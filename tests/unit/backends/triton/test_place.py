@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.triton.place import build_once, try_lock
+from shoal.backends.triton.place import build_once
+from shoal.disk import try_lock
 from shoal.errors import Cancelled, SourceError
 
 
