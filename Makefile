@@ -5,7 +5,7 @@ SHELL := /bin/sh
 VENV := .venv
 PARITY := .venv-parity
 BIN := $(VENV)/bin
-EXTRAS := local,ort
+EXTRAS := local,ort,llm
 TORCH := torch==2.13.0
 PORT := 8080
 MODEL :=

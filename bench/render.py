@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-ORDER = ("throughput", "versus_st", "triton", "fairness", "memory")
+ORDER = ("throughput", "versus_st", "triton", "triton_llm", "fairness", "memory")
 LEFT_OUT = ("rounds", "runs", "served", "tokens_checked")
 """Kept in the JSON files, too long for a page."""
 

@@ -19,7 +19,7 @@ from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
 from shoal.errors import ConfigError, SetupError, ShoalError
 from shoal.loader import ModelLoader
-from shoal.models.address import TRITON_SCHEMES, Address, Served, parse_served
+from shoal.models.address import OFFERING_SCHEMES, TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
@@ -77,7 +77,12 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
     settings = loaded.settings
     registry, observer = Registry(), PrometheusObserver()
     counts = Counts(observer)
-    gateway = Gateway(registry, counts)
+    gateway = Gateway(
+        registry,
+        counts,
+        first_token_timeout_s=settings.first_token_timeout_s,
+        token_timeout_s=settings.token_timeout_s,
+    )
     async with AsyncExitStack() as stack:
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
@@ -139,7 +144,7 @@ async def _tritons(
 
 def _offers_all(addresses: Sequence[Address]) -> bool:
     """An address of a server without a model: whatever it offers is served, under the names that it has there."""
-    return len(addresses) == 1 and addresses[0].scheme in TRITON_SCHEMES and not addresses[0].model
+    return len(addresses) == 1 and addresses[0].scheme in OFFERING_SCHEMES and not addresses[0].model
 
 
 async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, asked: asyncio.Event) -> None:

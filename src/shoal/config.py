@@ -12,7 +12,7 @@ import difflib
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -33,9 +33,16 @@ MODELS = "models"
 AS = "as"
 """Key of the preset: `--as`, SHOAL_AS, `as` in the file."""
 
+FOREIGN = "foreign"
+"""Key of the flags of the other server, by name with their dashes."""
+
+EVERY = "*"
+"""What the keys are shown under that a preset gives to every model."""
+
 __all__ = [
     "AS",
     "FILE_NAME",
+    "FOREIGN",
     "MODELS",
     "PRECEDENCE",
     "Layer",
@@ -49,7 +56,7 @@ __all__ += ["find_file", "is_loopback", "load", "reference"]
 
 Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
 PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
-"""`foreign`: a name of the other server's environment, read under its preset alone."""
+"""`foreign`: a name of the other server's environment, read under its preset alone; its flags are flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +71,34 @@ class Source:
 DEFAULT = Source("default", "default")
 
 
+class Tables(Mapping[str, ModelTable]):
+    """Tables by a model's name. One that has none gets what a preset says of `every` model; only named ones are
+    listed."""
+
+    def __init__(self, named: Mapping[str, ModelTable], every: ModelTable | None) -> None:
+        self._named = named
+        self._every = every
+
+    def __getitem__(self, name: str) -> ModelTable:
+        if name not in self._named and self._every is not None:
+            return self._every
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The settings in effect and where each came from.
 
     `served`: the addresses to serve, each as on the command line; empty means the default model, or none where
     `settings.default_model` is off. `models`: the tables of the file and of the preset by name, also those of models
-    that are not served; `table_sources`: where each of their keys came from. `preset`: the one in effect, or "".
-    `warnings`: what the operator should know, in words.
+    that are not served; `table_sources`: where each of their keys came from, under EVERY those that all models have.
+    `preset`: the one in effect, or "". `warnings`: what the operator should know, in words.
     """
 
     settings: Settings
@@ -115,7 +142,8 @@ class Loaded:
                     key: {"value": _in_table(table, key), "source": source.label}
                     for key, source in self.table_sources.get(name, {}).items()
                 }
-                for name, table in self.models.items()
+                for name in self.table_sources
+                for table in (self.models[name],)
             },
         }
 
@@ -125,8 +153,8 @@ _Layered: TypeAlias = Mapping[str, tuple[Any, Source]]
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Loaded:
-    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models` and `as`
-    included.
+    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models`, `as` and
+    `foreign` included.
 
     Every layer is checked whole, so that a wrong value does not hide behind a better one. Raises ConfigError, with the
     flag, variable or key at fault as its `param`.
@@ -134,13 +162,15 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     warnings: list[str] = []
     document = _read_toml(file) if file else {}
     chosen = _preset(flags.get(AS), environ, document.pop(AS, None), file)
-    found = read_preset(chosen, environ) if chosen else Found()
+    found = read_preset(chosen, environ, flags.get(FOREIGN) or {})
     warnings += found.warnings
     tables = _tables(document.pop(MODELS, {}), file, found, chosen)
+    foreign = {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()}
     layers = (
         _from_flags(flags),
+        {name: given for name, given in foreign.items() if given[1].layer == "flag"},
         _from_env(environ, warnings),
-        {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()},
+        foreign,
         _from_file(document, file),
         {name: (value, _preset_source(chosen)) for name, value in (chosen.defaults if chosen else {}).items()},
     )
@@ -156,7 +186,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
             sources[keys] = _joined(sources[keys], sources[key_file], values[key_file])
     if file and any(name in document for name, setting in BY_NAME.items() if setting.secret):
         _warn_if_readable(file, warnings)
-    models = {name: _table(table) for name, table in tables.items()}
+    every = tables.pop(EVERY, None)
+    models = Tables({name: _table(table) for name, table in tables.items()}, _table(every) if every else None)
     if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
         raise ConfigError("triton_cert_file and triton_key_file go together: give both", param="triton_cert_file")
     served, sources[MODELS] = _served(flags, environ, models, file=file, preset=(found.served, _preset_source(chosen)))
@@ -168,7 +199,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         file,
         tuple(warnings),
         chosen.name if chosen else "",
-        {name: {key: source for key, (_, source) in table.items()} for name, table in tables.items()},
+        {
+            name: {key: source for key, (_, source) in table.items()}
+            for name, table in (*tables.items(), *([(EVERY, every)] if every else []))
+        },
     )
 
 
@@ -213,7 +247,7 @@ def _first(layers: Iterable[_Layered], name: str, default: Any) -> tuple[Any, So
 def _from_flags(flags: Mapping[str, Any]) -> _Layered:
     given: dict[str, tuple[Any, Source]] = {}
     for name, value in flags.items():
-        if name in (MODELS, AS) or value is None or value in ((), []):
+        if name in (MODELS, AS, FOREIGN) or value is None or value in ((), []):
             continue
         flag = BY_NAME[name].flag
         label = f"--no-{flag[2:]}" if value is False else flag
@@ -276,16 +310,17 @@ def _preset_source(chosen: Preset | None) -> Source:
 
 
 def _from_preset(known: Mapping[str, Setting], key: str, given: Given, chosen: Preset | None) -> tuple[Any, Source]:
-    """A value of the other server's environment, or the preset's own default, checked."""
+    """A value of the other server's environment or flags, or the preset's own default, checked."""
     label = ", ".join(given.variables)
-    source = Source("foreign", label) if label else _preset_source(chosen)
+    source = Source("flag" if label.startswith("--") else "foreign", label) if label else _preset_source(chosen)
     return convert(known[key], given.value, label or source.label), source
 
 
 def _tables(
     document: Any, file: Path | None, found: Found, chosen: Preset | None
-) -> Mapping[str, Mapping[str, tuple[Any, Source]]]:
-    """The keys of each model's table, from the file and the preset, by the precedence of every setting."""
+) -> dict[str, dict[str, tuple[Any, Source]]]:
+    """The keys of each model's table, from the file and the preset, by the precedence of every setting. Those that the
+    preset has for every model are in each, and under EVERY."""
     if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
         raise ConfigError(f'{file}: models must be tables: [models."name"]', param=MODELS)
     source = Source("file", str(file))
@@ -298,6 +333,8 @@ def _tables(
         for key, given in keys.items():
             if given.variables or key not in table:
                 table[key] = _from_preset(MODEL_KEYS, key, given, chosen)
+    if every := {key: _from_preset(MODEL_KEYS, key, given, chosen) for key, given in found.every.items()}:
+        tables = {name: every | table for name, table in tables.items()} | {EVERY: every}
     return tables
 
 
@@ -322,11 +359,14 @@ def _served(
     if flags.get(MODELS):
         return tuple(flags[MODELS]), Source("flag", "arguments")
     variable = ENV_PREFIX + MODELS.upper()
+    found, default = preset
+    label = ", ".join(found.variables) if found else ""
+    if found and label.startswith("--"):
+        return found.value, Source("flag", label)
     if environ.get(variable, "").strip():
         return tuple(environ[variable].split()), Source("env", variable)
-    found, default = preset
-    if found and found.variables:
-        return found.value, Source("foreign", ", ".join(found.variables))
+    if found and label:
+        return found.value, Source("foreign", label)
     backed = tuple(_argument(name, table) for name, table in tables.items() if table.backends)
     if backed:
         return backed, Source("file", str(file))
@@ -414,9 +454,11 @@ def _preset_page(one: Preset) -> str:
     defaults = ", ".join(
         f"`{name}` {_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
     )
-    rows = [f"| `{variable}` | {means} |" for variable, means in one.variables.items()]
-    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}.", ""]
-    return "\n".join([*lines, "| environment | sets |", "|---|---|", *rows])
+    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}."]
+    for kind, names in (("environment", one.variables), ("flag", one.flags)):
+        rows = [f"| `{name}` | {means} |" for name, means in names.items()]
+        lines += ["", f"| {kind} | sets |", "|---|---|", *rows] if rows else []
+    return "\n".join(lines)
 
 
 _INTRODUCTION = """\
@@ -457,10 +499,10 @@ input_names = {{input_ids = "ids", attention_mask = "mask"}}
 _PRESETS_SECTION = """\
 ## Presets
 
-`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port
-and its environment names, so that what starts it today starts Shoal. A flag wins over Shoal's own variables, these over
-the other server's, these over the file, the file over the preset's defaults. The other server's names are read under
-its preset alone. `shoal config --as NAME` shows what they come to.
+`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port,
+its environment names and its flags, so that what starts it today starts Shoal. A flag, also one of the other server,
+wins over Shoal's own variables, these over the other server's, these over the file, the file over the preset's
+defaults. The other server's names are read under its preset alone. `shoal config --as NAME` shows what they come to.
 
 The originals listen on every address, and ask for no key. Shoal does so when told: `--host 0.0.0.0 --insecure`, or with
 a key `--host 0.0.0.0 --api-key-file FILE`."""

@@ -30,6 +30,7 @@ ShoalError
 │   ├── InputRejected         the engine refused these inputs by name; retrying them cannot help
 │   ├── EngineFailed          the engine failed and did not say why
 │   ├── OutOfMemory           the batch did not fit
+│   ├── UpstreamRefused       an OpenAI-compatible server refused, in words that are passed on as they are
 │   ├── TransportFailed       the replica could not be reached, or the connection broke
 │   │   └── Crashed           the process that ran the batch died, of this batch or beside it
 │   └── NotFinite             the model answered NaN or infinity for this input
@@ -199,6 +200,27 @@ class EngineFailed(BackendError):
 
 class OutOfMemory(BackendError):
     kind = "out_of_memory"
+
+
+class UpstreamRefused(BackendError):
+    """`status` and `body` (with its `content_type`) as the server sent them; the message says the same in short."""
+
+    kind = "upstream"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.status = status
+        self.body = body
+        self.content_type = content_type
 
 
 class TransportFailed(BackendError):

@@ -94,7 +94,7 @@ async def open_local(
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
     engine = choose(settings.engine)
     pipeline = await asyncio.to_thread(
-        TextPipeline, stored[0].path, stored[0].manifest.text, truncate=settings.truncate
+        TextPipeline, stored[0].path, stored[0].manifest.embedder, truncate=settings.truncate
     )
     samples = await asyncio.to_thread(precision_samples, pipeline)
     engines: list[Engine] = []
@@ -104,7 +104,7 @@ async def open_local(
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
     facts = _facts(stored[0], engine, engines[0].facts, settings)
-    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text), engines, facts)
+    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.embedder), engines, facts)
 
 
 async def _open_engine(
@@ -119,7 +119,7 @@ async def _open_engine(
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_ms=settings.max_batch_ms,
-        max_length=stored.manifest.text.max_tokens,
+        max_length=stored.manifest.embedder.max_tokens,
         samples=samples,
         checked=msgspec.convert(kept, Checked) if kept else None,
     )
@@ -142,7 +142,7 @@ def precision_samples(pipeline: TextPipeline) -> list[Tensors]:
 
 def _facts(stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings) -> ModelFacts:
     manifest = stored.manifest
-    spec = manifest.text
+    spec = manifest.embedder
     details: dict[str, Any] = {
         "parameters": manifest.parameters,
         "graph": manifest.graph_source,
@@ -187,7 +187,7 @@ def space_of(stored: Stored) -> str:
     They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
     shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
     """
-    spec: TextSpec = stored.manifest.text
+    spec: TextSpec = stored.manifest.embedder
     weights = stored.manifest.weights
     told = [
         sorted(digest for file, digest in weights.items() if file.endswith(".safetensors")) or sorted(weights.values()),

@@ -52,6 +52,7 @@ _LIMITS = {"section": "Limits"}
 _BATCHING = {"section": "Batching", "per_model": True}
 _TIMES = {"section": "Deadlines"}
 _ENGINE = {"section": "Engine", "per_model": True}
+_GENERATION = {"section": "Generation", "per_model": True}
 _LIFE = {"section": "Life of models"}
 _TRITON = {"section": "Triton"}
 _CONNECTION = {**_TRITON, "path": True}
@@ -121,6 +122,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra={**_LIMITS, "per_model": True},
         ),
     ] = 16384
+    max_streams: Annotated[
+        int,
+        Meta(description="Most generations of a model in flight.", ge=1, extra={**_LIMITS, "per_model": True}),
+    ] = 256
+    max_queued_streams: Annotated[
+        int,
+        Meta(
+            description="Most generations that wait for such a place; one client may hold at most half of them.",
+            ge=0,
+            extra={**_LIMITS, "per_model": True},
+        ),
+    ] = 1024
 
     max_batch_size: Annotated[int, Meta(description="Most items in one batch.", ge=1, extra=_BATCHING)] = 64
     max_batch_tokens: Annotated[
@@ -154,6 +167,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     embed_timeout_s: Annotated[
         float, Meta(description="Time for one embedding request, from its arrival.", gt=0, extra=_TIMES)
     ] = 30.0
+    generate_timeout_s: Annotated[
+        float, Meta(description="Time for one generation request, from its arrival.", gt=0, extra=_TIMES)
+    ] = 600.0
+    first_token_timeout_s: Annotated[
+        float, Meta(description="Time until a model's first token.", gt=0, extra=_TIMES)
+    ] = 60.0
+    token_timeout_s: Annotated[float, Meta(description="Time between a model's tokens.", gt=0, extra=_TIMES)] = 60.0
+    heartbeat_s: Annotated[
+        float,
+        Meta(
+            description="Silence in a stream after which a comment is sent, so that proxies do not cut it.",
+            gt=0,
+            extra=_TIMES,
+        ),
+    ] = 15.0
     load_timeout_s: Annotated[
         float, Meta(description="Time for a model to load, download included.", gt=0, extra=_TIMES)
     ] = 600.0
@@ -286,6 +314,72 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="Processor threads for a local engine; 0 chooses.", ge=0, extra=_ENGINE)
     ] = 0
 
+    chat_template: Annotated[
+        str | None,
+        Meta(
+            description="File with the chat template (Jinja) to use instead of the model's own.",
+            extra={**_GENERATION, "path": True},
+        ),
+    ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic"],
+        Meta(
+            description="How a model writes calls of tools; auto tells it from the chat template, none leaves them in"
+            " the text.",
+            extra=_GENERATION,
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["none", "think"],
+        Meta(
+            description="Split what a model thinks from its answer: think is what stands between <think> and </think>.",
+            extra=_GENERATION,
+        ),
+    ] = "none"
+    default_max_tokens: Annotated[
+        int,
+        Meta(
+            description="Most tokens of an answer where the request does not say; 0 is whatever the context has room"
+            " for (1024 where that is not known and the model has to be told).",
+            ge=0,
+            extra=_GENERATION,
+        ),
+    ] = 0
+    prompt_truncation: Annotated[
+        Literal["none", "oldest"],
+        Meta(
+            description="What happens to a conversation that is too long: it is refused, or its oldest turns are left"
+            " out (never the system message; the answer says so).",
+            extra=_GENERATION,
+        ),
+    ] = "none"
+    ignore_parameters: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="Request fields (temperature, ...) to ignore where a model cannot honour them, instead of"
+            " refusing the request; repeatable.",
+            extra=_GENERATION,
+        ),
+    ] = ()
+    strip_parameters: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="Request fields that are not passed on to an OpenAI-compatible server; repeatable.",
+            extra=_GENERATION,
+        ),
+    ] = ()
+    kv_cache_mb: Annotated[
+        int,
+        Meta(description="Memory of a local language model for contexts, in MB; 0 chooses.", ge=0, extra=_GENERATION),
+    ] = 0
+    prefix_caching: Annotated[
+        bool, Meta(description="Let local language models keep what prompts have in common.", extra=_GENERATION)
+    ] = True
+    upstream_api_key: Annotated[
+        str | None,
+        Meta(description="Key for OpenAI-compatible servers behind this one.", extra={**_GENERATION, "secret": True}),
+    ] = None
+
     home: Annotated[
         str,
         Meta(description="Folder of downloaded and converted models.", min_length=1, extra={**_FILES, "path": True}),
@@ -351,6 +445,21 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
         dict[Name, str], Meta(description="Texts to put before an input, by name: query, document, ...")
     ] = {}
     default_prompt_name: Annotated[Name | None, Meta(description="The prompt of requests that name none.")] = None
+    tasks: Annotated[
+        tuple[Literal["embed", "generate"], ...],
+        Meta(description="What an OpenAI-compatible server's model can do, where asking it does not tell."),
+    ] = ()
+    context_tokens: Annotated[
+        Count | None, Meta(description="Most tokens of prompt and answer together, where the model does not tell.")
+    ] = None
+    sampling: Annotated[
+        dict[Name, bool | int | float | list[str]],
+        Meta(description="Sampling fields for requests that do not say: temperature, top_p, top_k, stop, ..."),
+    ] = {}
+    adapters: Annotated[
+        dict[Name, str | int],
+        Meta(description="LoRAs, asked for as MODEL:NAME: the name to what the backend calls it (a name or number)."),
+    ] = {}
     overrides: dict[str, Any] = {}
 
 

@@ -41,13 +41,117 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     dimensions: int | None = None
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a message: a text, or an image by its URL."""
+
+    type: Literal["text", "image"] = "text"
+    text: str = ""
+    url: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model asked for; `arguments` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a conversation. `content` None: the turn only calls tools. `reasoning`: what the model thought before
+    it answered, where the client sent that back."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer must look like. `value`: the JSON text of a schema, a regular expression, a grammar; "" for
+    json_object, a JSON list of texts for choice."""
+
+    kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "structural_tag"]
+    value: str = ""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when to end. None, [] and {}: the model's own default.
+
+    `max_tokens` and `min_tokens` count what is generated. `stop`: texts that end it and are not returned, unless
+    `include_stop`. `logit_bias`: by token id. `logprobs`: how many of the likeliest tokens to tell beside the chosen
+    one (0: the chosen one alone). `guide`: the form of the answer.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    bad_words: list[str] = []
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    guide: Guide | None = None
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Continue a prompt, token by token. Fields that no version of Shoal knows stay in `extras`, as received."""
+    """Continue each of `prompts`, or answer the conversation `messages`: one of the two is not empty.
+
+    `n` choices of each, the best of `best_of`. Choices are numbered prompt by prompt. `stream`: the client reads pieces
+    as they come; otherwise a backend may be asked for the whole answer at once. `echo`: begin with the prompt.
+    `tool_choice`: "auto", "none", "required", or "function", which means the one named `tool_name`.
+    `continue_final`: the last message is the beginning of the answer. `template_kwargs` go to the chat template.
+    `include_reasoning` False: leave out what the model thinks. `adapter`: a LoRA of the model, by the name that clients
+    use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses") and the body as the client
+    sent it, for backends that speak it themselves. Fields that no version of Shoal knows stay in `extras`, as received.
+    """
 
     model: str
-    prompt: str
-    max_tokens: int | None = None
+    prompts: list[TextItem] = []
+    messages: list[Message] = []
+    n: int = 1
+    best_of: int | None = None
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    echo: bool = False
+    tools: list[Tool] = []
+    tool_choice: Literal["auto", "none", "required", "function"] = "auto"
+    tool_name: str = ""
+    parallel_tool_calls: bool = True
+    continue_final: bool = False
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = {}
+    include_reasoning: bool = True
+    adapter: str = ""
+    raw: tuple[str, bytes] | None = None
     extras: dict[str, msgspec.Raw] = {}
+
+    @property
+    def choices(self) -> int:
+        """How many answers come back."""
+        return self.n * max(1, len(self.prompts))
 
 
 Task: TypeAlias = Embed | Generate
@@ -99,16 +203,53 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True):
     space: str = ""
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of generated text; the last one of a choice carries its `finish_reason` ("stop", "length").
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a whole request: those of the rendered prompts, and those generated over all choices."""
 
-    `raw` holds (dialect, bytes) as an upstream sent them, so that passing them on stays byte-exact.
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A generated token's text, its natural logarithm of probability, and the likeliest tokens in its place. `data`:
+    its bytes, where the text cannot hold them."""
+
+    token: str
+    logprob: float
+    data: bytes | None = None
+    top: list[TokenLogprob] = []
+
+
+class ToolDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A fragment of the tool call at `index`: `id` and `name` come whole, with its first fragment and no other."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the choice at `index`; its last one carries its `finish_reason` ("stop", "length", "tool_calls",
+    "content_filter"), and nothing of that choice follows.
+
+    `usage` is that of the whole request: it comes once, on the stream's last chunk, which holds nothing else. `raw`:
+    (dialect, bytes) as an upstream sent them, whole events or the whole body, so that passing them on stays
+    byte-exact; beside it only `usage` may be set. `cut`: on the first chunk, how many messages of a conversation that
+    was too long were left out by the model's prompt_truncation.
     """
 
     text: str = ""
     index: int = 0
     finish_reason: str | None = None
+    reasoning: str = ""
+    tools: list[ToolDelta] = []
+    logprobs: list[TokenLogprob] = []
+    usage: Usage | None = None
     raw: tuple[str, bytes] | None = None
+    cut: int = 0
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):

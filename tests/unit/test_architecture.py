@@ -28,10 +28,11 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "types": set(),
     "settings": {"errors"},
     "names": set(),
+    "durations": {"errors"},
     "disk": {"errors"},
     "pip": {"disk", "errors"},
     "wheels": {"disk", "errors"},
-    "presets": {"errors", "names"},
+    "presets": {"durations", "errors", "names"},
     "config": {"errors", "presets", "settings"},
     "server": {"errors", "http_protocol"},
     "http_protocol": set(),
@@ -40,17 +41,21 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "backends": SEAMS | FETCHING | {"names"},
     "observability": SEAMS,
     "models": SEAMS | FETCHING | {"names"},
-    "surfaces": LEAVES | {"core", "names"},
+    "surfaces": LEAVES | {"core", "durations", "names"},
     "web": LEAVES | {"core", "surfaces"},
     "bench": LEAVES,
     "cli": LEAVES
     | {"app", "bench", "config", "core", "local", "models", "observability", "presets", "server", "settings", "triton"}
     # `shoal triton` runs a process, and no engine.
-    | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"},
+    | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"}
+    # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
+    | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
-    # The composition root: `app`, `loader`, and `local` and `triton` for what it shares with the command line.
+    # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
     "local": SEAMS | {"backends", "models", "pipelines", "settings"},
-    "triton": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
+    "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
+    "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
+    "opening": None,
     "loader": None,
     "app": None,
 }

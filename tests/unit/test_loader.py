@@ -121,7 +121,8 @@ class House:
         settings = self.loader.loaded.settings
         self.tritons = Tritons(settings)
         self.host = TritonHost(settings, self.tritons)
-        self.loader._tritons, self.loader.host = self.tritons, self.host
+        self.loader.host = self.loader._opening.host = self.host
+        self.loader._opening._tritons = self.tritons
 
 
 @pytest.fixture
@@ -312,6 +313,10 @@ class TestOpening:
                 pipeline=FakePipeline(script), engines=[FakeEngine(script, "e")], facts=facts, codec=None
             )
 
+        async def prepared(*_: Any) -> Any:
+            return SimpleNamespace(manifest=SimpleNamespace(generation=None))
+
+        monkeypatch.setattr(shoal.local, "prepared", prepared)
         monkeypatch.setattr(shoal.local, "open_local", open_local)
         await asyncio.to_thread(stored_model, store, "pypi:small")
         loader = await asyncio.to_thread(make)
@@ -334,14 +339,14 @@ class TestOpening:
         triton.add(text_model("emb"))
         toml = f'[models."far"]\nbackends = ["triton://{triton.target}#emb"]\n'
         loader = await asyncio.to_thread(make, toml)
-        loader._tritons = Tritons(loader.loaded.settings)
+        loader._opening._tritons = Tritons(loader.loaded.settings)
         plan = loader.resolve("far", LoadOptions())
         runner = await loader.open(plan, notes)
         assert isinstance(runner, TritonRunner)
         assert np.array_equal(await vectors(runner, "a"), [triton_vector_of("a")])
         await loader.close(plan, runner)
         assert triton.models["emb"].state == "UNAVAILABLE"
-        await loader._tritons.aclose()
+        await loader._opening._tritons.aclose()
 
     async def test_a_model_of_files_is_put_into_triton(
         self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes
@@ -461,7 +466,7 @@ class TestProgress:
         """Bytes are told ten times a second at most, and always the last; the terminal sees all."""
         seen = Seen()
         loader = await asyncio.to_thread(make, progress=seen)
-        progress = loader._reporter(notes)
+        progress = loader._opening._reporter(notes)
 
         def work() -> None:
             for done in range(1, 101):
@@ -484,7 +489,7 @@ class TestProgress:
         loader = make()
 
         async def inside() -> Progress:
-            return loader._reporter(notes)
+            return loader._opening._reporter(notes)
 
         progress = asyncio.run(inside())
         progress.worked("converting", 1.0)

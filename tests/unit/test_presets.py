@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from shoal.config import Loaded, load
 from shoal.errors import ConfigError
 from shoal.models.address import parse_served
-from shoal.presets import PRESETS
+from shoal.presets import FLAGS, PRESETS
 from shoal.settings import BY_NAME, convert
 
 
@@ -17,9 +19,14 @@ def loaded(preset: str, **environ: str) -> Loaded:
     return load({"as": preset}, environ)
 
 
-def refusal(preset: str, **environ: str) -> ConfigError:
+def flagged(preset: str, *words: str, **environ: str) -> Loaded:
+    """`words`: flags of the original and their values."""
+    return load({"as": preset, "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
+
+
+def refusal(preset: str, *words: str, **environ: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        loaded(preset, **environ)
+        flagged(preset, *words, **environ)
     return caught.value
 
 
@@ -41,6 +48,23 @@ def test_variables_are_read_under_their_preset_alone(name: str) -> None:
 def test_empty_variables_count_as_not_set(name: str) -> None:
     """Compose files pass them for what nobody set."""
     assert load({"as": name}, dict.fromkeys(PRESETS[name].variables, " ")) == load({"as": name}, {})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_flags_of_others_are_refused(name: str) -> None:
+    """With the preset that knows them, and also where there is none."""
+    for flag, owner in FLAGS.items():
+        for preset in {name, None} - {owner.name}:
+            with pytest.raises(ConfigError) as caught:
+                load({"as": preset, "foreign": {flag: "1"}}, {})
+            assert caught.value.message == f"{flag} is a flag of {owner.name}: say --as {owner.name} with it"
+            assert caught.value.param == flag
+
+
+def test_flags_of_originals_are_none_of_shoal_s() -> None:
+    """Both are given side by side."""
+    assert not FLAGS.keys() & {setting.flag for setting in BY_NAME.values()}
+    assert len(FLAGS) == sum(len(one.flags) for one in PRESETS.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -218,3 +242,212 @@ class TestInferenceServer:
     def test_a_wrong_value_names_the_variable(self, environ: dict[str, Any], expected: str) -> None:
         """By the name that the operator wrote."""
         assert refusal(self.NAME, **environ).message.startswith(expected)
+
+
+class TestTritonOpenAI:
+    NAME = "triton-openai"
+
+    def test_without_any_flag_it_is_the_original_s_set_up(self) -> None:
+        """All models of the Triton of this machine, over gRPC, on Ollama's port."""
+        found = loaded(self.NAME)
+        assert (found.settings.port, found.settings.default_max_tokens, found.settings.log_level) == (11434, 0, "info")
+        assert found.served == ("triton://127.0.0.1:8001",)
+        assert parse_served(found.served[0]).addresses[0].model == ""
+        assert found.sources["models"].label == "preset triton-openai"
+        assert set(found.settings.ignore_parameters) == {
+            *("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
+        }
+        assert found.warnings == ()
+
+    def test_every_flag(self, tmp_path: Path) -> None:
+        """Each goes where the table of the docs says."""
+        (tmp_path / "config.json").write_text(json.dumps({"build_config": {"max_seq_len": 4096}}))
+        found = flagged(
+            self.NAME,
+            *("--triton_http_proto", "https", "--triton_http_host", "10.0.0.5", "--triton_http_port", "8000"),
+            *("--tokenizer_dir", str(tmp_path), "--engine_dir", str(tmp_path)),
+            *("--default_max_tokens", "512", "--verbose", "True"),
+        )
+        assert found.served == ("tritons://10.0.0.5:8001",)
+        assert (found.settings.default_max_tokens, found.settings.log_level) == (512, "debug")
+        table = found.models["any"]
+        assert (table.tokenizer, table.context_tokens) == (f"file:{tmp_path}", 4096)
+        assert found.warnings == ()
+        assert found.sources["models"].label == "--triton_http_proto, --triton_http_host"
+        assert found.sources["log_level"].layer == "flag"
+
+    def test_what_every_model_has_is_shown_and_gives_way(self, tmp_path: Path) -> None:
+        """`shoal config` lists it once; a model's own table is stronger, in what it says."""
+        file = tmp_path / "shoal.toml"
+        file.write_text('[models."own"]\ntokenizer = "hf:org/own"\n[models."other"]\nnormalize = false\n')
+        flags = {"as": self.NAME, "foreign": {"--tokenizer_dir": str(tmp_path)}}
+        found = load(flags, {}, file)
+        assert found.models["own"].tokenizer == "hf:org/own"
+        assert found.models["other"].tokenizer == found.models["any"].tokenizer == f"file:{tmp_path}"
+        assert list(found.models) == ["own", "other"]
+        shown = {"tokenizer": {"value": f"file:{tmp_path}", "source": "--tokenizer_dir"}}
+        assert found.shown()["tables"]["*"] == shown
+        assert found.for_model("any") == found.settings
+        assert found.meant("any") == "any"
+
+    def test_without_them_a_model_has_no_table(self) -> None:
+        """As ever."""
+        found = loaded(self.NAME)
+        assert found.models.get("any") is None
+        assert "*" not in found.shown()["tables"]
+
+    def test_flags_are_stronger_than_shoal_s_environment(self) -> None:
+        """Those of the original, too."""
+        environ = {"SHOAL_MODELS": "fake:", "SHOAL_LOG_LEVEL": "error", "SHOAL_DEFAULT_MAX_TOKENS": "7"}
+        found = flagged(self.NAME, "--triton_http_host", "h", "--verbose", "1", "--default_max_tokens", "9", **environ)
+        assert found.served == ("triton://h:8001",)
+        assert (found.settings.log_level, found.settings.default_max_tokens) == ("debug", 9)
+        assert loaded(self.NAME, **environ).served == ("fake:",)
+
+    @pytest.mark.parametrize("said", ["True", "1", "yes"])
+    @pytest.mark.parametrize("denied", ["False", "0", ""])
+    def test_verbose_means_what_it_says(self, said: str, denied: str) -> None:
+        """In the original `--verbose False` is true."""
+        assert flagged(self.NAME, "--verbose", said).settings.log_level == "debug"
+        assert flagged(self.NAME, "--verbose", denied).settings.log_level == "info"
+
+    def test_another_http_port_is_warned_about(self) -> None:
+        """It says which port is used, and how another is named."""
+        (warning,) = flagged(self.NAME, "--triton_http_port", "9000", "--triton_http_host", "h").warnings
+        assert "--triton_http_port is not used" in warning
+        assert "8001" in warning
+        assert warning.endswith("shoal serve --as triton-openai triton://h:PORT")
+
+    @pytest.mark.parametrize(
+        ("built", "tokens"),
+        [
+            ({"max_seq_len": 2048, "max_input_len": 1024}, 2048),
+            ({"max_seq_len": None, "max_input_len": 1024, "max_output_len": 512}, 1536),
+            ({"max_input_len": 1024, "max_output_len": 512}, 1536),
+        ],
+    )
+    def test_the_context_of_an_engine(self, tmp_path: Path, built: dict[str, Any], tokens: int) -> None:
+        """Newer configurations have no max_output_len, on which the original dies."""
+        (tmp_path / "config.json").write_text(json.dumps({"build_config": built}))
+        assert flagged(self.NAME, "--engine_dir", str(tmp_path)).models["any"].context_tokens == tokens
+
+    @pytest.mark.parametrize(
+        "text", [None, "{", "[]", "{}", '{"build_config": 7}', '{"build_config": {"max_seq_len": 0}}']
+    )
+    def test_an_engine_without_a_context(self, tmp_path: Path, text: str | None) -> None:
+        """Refused with what to set instead."""
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        error = refusal(self.NAME, "--engine_dir", str(tmp_path))
+        assert error.message.startswith(f"--engine_dir: {tmp_path / 'config.json'} ")
+        assert error.message.endswith("leave the flag out, and set context_tokens in the model's table of shoal.toml")
+        assert error.param == "--engine_dir"
+
+    @pytest.mark.parametrize(
+        ("flag", "value", "rule"),
+        [
+            ("--triton_http_proto", "grpc", "http or https"),
+            ("--triton_http_host", "h:8000", "a host without a port"),
+            ("--tokenizer_dir", "/nowhere/at/all", "a folder that is there"),
+            ("--engine_dir", "/nowhere/at/all", "a folder that is there"),
+            ("--default_max_tokens", "many", "a whole number"),
+            ("--verbose", "very", "true or false"),
+        ],
+    )
+    def test_a_wrong_value_names_the_flag(self, flag: str, value: str, rule: str) -> None:
+        """As for the variables of others."""
+        error = refusal(self.NAME, flag, value)
+        assert error.message == f"{flag}: must be {rule}, got {value!r}"
+        assert error.param == flag
+
+
+class TestOllama:
+    NAME = "ollama"
+
+    def test_without_any_variable_it_is_the_original_s_set_up(self) -> None:
+        """Its port, nothing at the start, and models that sleep after five minutes."""
+        found = loaded(self.NAME)
+        settings = found.settings
+        assert (settings.port, settings.default_model, settings.keep_alive_s) == (11434, False, 300.0)
+        assert (settings.max_queued_streams, settings.max_loaded_models) == (512, 0)
+        assert (found.served, found.warnings) == ((), ())
+
+    def test_every_variable(self) -> None:
+        """Each goes where the table of the docs says."""
+        found = loaded(
+            self.NAME,
+            OLLAMA_HOST="127.0.0.2:9000",
+            OLLAMA_KEEP_ALIVE="1h30m",
+            OLLAMA_MAX_LOADED_MODELS="3",
+            OLLAMA_MAX_QUEUE="0",
+            OLLAMA_NUM_PARALLEL="4",
+            OLLAMA_CONTEXT_LENGTH="8192",
+            OLLAMA_ORIGINS="https://app.example.org, http://localhost:3000",
+            OLLAMA_DEBUG="1",
+        )
+        settings = found.settings
+        assert (settings.host, settings.port) == ("127.0.0.2", 9000)
+        assert (settings.keep_alive_s, settings.max_loaded_models) == (5400.0, 3)
+        assert (settings.max_queued_streams, settings.max_streams) == (0, 4)
+        assert found.models["any"].context_tokens == 8192
+        assert settings.cors_origins == ("https://app.example.org", "http://localhost:3000")
+        assert settings.log_level == "debug"
+        assert found.warnings == ()
+
+    @pytest.mark.parametrize(
+        ("text", "host", "port"),
+        [
+            ("0.0.0.0", "0.0.0.0", 11434),
+            (":9000", "127.0.0.1", 9000),
+            ("[::1]:9000", "::1", 9000),
+            ("[::]", "::", 11434),
+            ("http://example.com", "example.com", 80),
+            ("http://example.com:9000/ollama", "example.com", 9000),
+            ("localhost", "localhost", 11434),
+        ],
+    )
+    def test_the_address(self, text: str, host: str, port: int) -> None:
+        """By the rules of the original."""
+        settings = loaded(self.NAME, OLLAMA_HOST=text).settings
+        assert (settings.host, settings.port) == (host, port)
+
+    @pytest.mark.parametrize(
+        ("text", "seconds"), [("10m", 600), ("90", 90), ("-1", 0), ("-1m", 0), ("0", 1), ("500ms", 1), ("2.5s", 2.5)]
+    )
+    def test_how_long_models_stay(self, text: str, seconds: float) -> None:
+        """Below 0 is for ever, which is Shoal's 0; Ollama's 0 is as short as can be."""
+        assert loaded(self.NAME, OLLAMA_KEEP_ALIVE=text).settings.keep_alive_s == seconds
+
+    def test_0_leaves_it(self) -> None:
+        """Of these it means that the server chooses."""
+        environ = dict.fromkeys(("OLLAMA_MAX_LOADED_MODELS", "OLLAMA_NUM_PARALLEL", "OLLAMA_CONTEXT_LENGTH"), "0")
+        assert loaded(self.NAME, **environ) == loaded(self.NAME)
+
+    @pytest.mark.parametrize(
+        ("text", "level"), [("0", "info"), ("false", "info"), ("true", "debug"), ("2", "debug"), ("?", "info")]
+    )
+    def test_debug(self, text: str, level: str) -> None:
+        """A truth or a number."""
+        assert loaded(self.NAME, OLLAMA_DEBUG=text).settings.log_level == level
+
+    def test_what_is_not_used_is_said(self) -> None:
+        """Patterns would let every page on the web in; the files are not Shoal's."""
+        found = loaded(self.NAME, OLLAMA_ORIGINS="*,https://a.example,app://*", OLLAMA_MODELS="/models")
+        assert found.settings.cors_origins == ("https://a.example",)
+        origins, models = found.warnings
+        assert origins.startswith("OLLAMA_ORIGINS: *, app://* is not used")
+        assert models.startswith("OLLAMA_MODELS is not read")
+
+    @pytest.mark.parametrize(
+        ("variable", "text", "rule"),
+        [
+            ("OLLAMA_HOST", "a b", "host, host:port or :port"),
+            ("OLLAMA_HOST", "https://h", "without https: Shoal speaks HTTP, behind a proxy for TLS"),
+            ("OLLAMA_KEEP_ALIVE", "soon", "seconds, or a duration as 5m; below 0 is for ever"),
+            ("OLLAMA_MAX_QUEUE", "-1", "a whole number"),
+            ("OLLAMA_CONTEXT_LENGTH", "4k", "a whole number"),
+        ],
+    )
+    def test_a_wrong_value_names_the_variable(self, variable: str, text: str, rule: str) -> None:
+        """Where the original takes its default in silence."""
+        assert refusal(self.NAME, **{variable: text}).message == f"{variable}: must be {rule}, got {text!r}"

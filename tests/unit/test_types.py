@@ -18,11 +18,20 @@ from shoal.types import (
     Embed,
     Embedded,
     Generate,
+    Guide,
     InferenceStats,
     MemoryUsage,
+    Message,
     ModelStats,
+    Part,
+    Sampling,
     Spent,
     TextSpec,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolDelta,
+    Usage,
     Wire,
     pack,
     unpack,
@@ -50,6 +59,46 @@ facts = st.builds(
 )
 large = st.integers(0, 2**64 - 1)
 spent = st.builds(Spent, count=large, ns=large)
+words = st.lists(st.text(max_size=9), max_size=3)
+samplings = st.builds(
+    Sampling,
+    max_tokens=st.none() | small,
+    temperature=st.none() | finite,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=words,
+    logit_bias=st.dictionaries(small, finite, max_size=3),
+    guide=st.none() | st.builds(Guide, kind=st.sampled_from(["json_object", "regex"]), value=st.text()),
+)
+messages = st.builds(
+    Message,
+    role=st.text(max_size=9),
+    content=st.none() | st.text() | st.lists(st.builds(Part, text=st.text()), max_size=3),
+    tool_calls=st.lists(st.builds(ToolCall, id=st.text(), name=st.text(), arguments=st.text()), max_size=2),
+    tool_call_id=maybe,
+)
+tools = st.builds(
+    Tool, name=st.text(), parameters=st.dictionaries(st.text(max_size=9), st.none() | small | st.text() | words)
+)
+bodies = st.none() | st.tuples(st.text(max_size=9), st.binary())
+logprobs = st.builds(
+    TokenLogprob,
+    token=st.text(),
+    logprob=finite,
+    data=st.none() | st.binary(),
+    top=st.lists(st.builds(TokenLogprob, token=st.text(), logprob=finite), max_size=2),
+)
+generates = st.builds(
+    Generate,
+    model=st.text(),
+    prompts=st.lists(st.text() | st.lists(small, max_size=5), max_size=3),
+    messages=st.lists(messages, max_size=3),
+    n=small,
+    sampling=samplings,
+    tools=st.lists(tools, max_size=2),
+    adapter=st.text(),
+    raw=bodies,
+    extras=extras,
+)
 STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
     Embed: st.builds(
         Embed,
@@ -62,7 +111,7 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         normalize=st.booleans(),
         dimensions=st.none() | small,
     ),
-    Generate: st.builds(Generate, model=st.text(), prompt=st.text(), max_tokens=st.none() | small, extras=extras),
+    Generate: generates,
     Embedded: st.builds(
         Embedded, vectors=vectors, tokens=st.lists(small), truncated=small, facts=facts, space=st.text()
     ),
@@ -71,7 +120,12 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         text=st.text(),
         index=small,
         finish_reason=maybe,
-        raw=st.none() | st.tuples(st.text(max_size=9), st.binary()),
+        reasoning=st.text(),
+        tools=st.lists(st.builds(ToolDelta, index=small, id=st.text(), arguments=st.text()), max_size=2),
+        logprobs=st.lists(logprobs, max_size=2),
+        usage=st.none() | st.builds(Usage, prompt_tokens=small, completion_tokens=small),
+        raw=bodies,
+        cut=small,
     ),
     Context: st.builds(
         Context,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core.protocols import CostModel, EngineFacts, ModelFacts, Prepared, Tensors
+from shoal.core.protocols import CostModel, EngineFacts, GeneratorFacts, Piece, Prepared, Prompt, Tensors
 from shoal.errors import (
     AddressError,
     DeadlineExceeded,
@@ -27,9 +27,8 @@ from shoal.errors import (
     OutOfMemory,
     ShoalError,
     TransportFailed,
-    Unsupported,
 )
-from shoal.types import Array, Chunk, Context, Embed, Embedded, Generate, TextItem
+from shoal.types import Array, Context, Embed, Sampling, TextItem, TokenLogprob
 
 MAX_TOKENS = 512
 BATCHES_KEPT = 4096
@@ -217,38 +216,73 @@ class FakeEngine:
             raise OutOfMemory(f"{ids.size} tokens do not fit")
 
 
-class FakeTalker:
-    """Streams the prompt's words back, one chunk a word; `produced` and `closed` count what a reader caused."""
+CONVERSATION = "{{ messages[-1].content }}"
+"""The chat template of a fake model: it hears the last message alone."""
 
-    def __init__(self, script: FakeScript) -> None:
+HONOURED = frozenset(
+    {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}
+    | {"logit_bias", "logprobs"}
+)
+
+
+class FakeTalker:
+    """Repeats the prompt's words, one piece a word, up to `max_tokens`; round and round where `min_tokens` asks for
+    more than it has. The word `poison` fails there without a reason, a prompt holding `reject` is refused.
+
+    The log probability of the word at `i` is -i / 10. `produced` and `closed` count what readers caused, `running` the
+    answers in flight; `online` is a switch for whoever tries a failure.
+    """
+
+    def __init__(self, script: FakeScript, name: str = "fake") -> None:
+        self.online = True
         self.produced = 0
         self.closed = 0
+        self.running = 0
         self._script = script
+        self._facts = GeneratorFacts(name=name, parameters=HONOURED, adapters=("loud",))
 
     @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(source="fake", backend="fake", tasks=("generate",))
+    def facts(self) -> GeneratorFacts:
+        return self._facts
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
-        raise Unsupported("this model generates text; it does not embed", param="model")
-
-    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        words = task.prompt.split() or [""]
-        count = len(words) if task.max_tokens is None else task.max_tokens
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
+    ) -> AsyncGenerator[Piece]:
+        words = (prompt.text.upper() if adapter == "loud" else prompt.text).split() or [""]
+        if self._script.reject in words:
+            raise InputRejected("the model refused the prompt")
+        most = max(len(words), sampling.min_tokens or 0)
+        count = most if sampling.max_tokens is None else min(most, sampling.max_tokens)
+        self.running += 1
         try:
-            for index in range(count):
-                if ctx.remaining(asyncio.get_running_loop().time()) <= 0:
-                    raise DeadlineExceeded("the stream ran past its deadline")
-                await asyncio.sleep(self._script.token_ms / 1e3)
+            for at in range(count):
+                await self._pause(ctx)
+                word = words[at % len(words)]
+                if word == self._script.poison:
+                    raise EngineFailed("the model failed and does not say why")
                 self.produced += 1
-                last = index == count - 1
-                reason = None if not last else "stop" if task.max_tokens is None else "length"
-                yield Chunk(text=words[index % len(words)] + " ", finish_reason=reason)
+                text = f" {word}" if at else word
+                told = () if sampling.logprobs is None else (_logprob(text, at, sampling.logprobs),)
+                reason = None if at < count - 1 else "stop" if count == most else "length"
+                yield Piece(text=text, tokens=1, prompt_tokens=len(words), finish_reason=reason, logprobs=told)
         finally:
+            self.running -= 1
             self.closed += 1
 
+    async def _pause(self, ctx: Context) -> None:
+        if not self.online:
+            raise TransportFailed("the replica is gone")
+        if ctx.remaining(asyncio.get_running_loop().time()) <= 0:
+            raise DeadlineExceeded("the stream ran past its deadline")
+        await asyncio.sleep(self._script.token_ms / 1e3)
+
     def ready(self) -> bool:
-        return True
+        return self.online
 
     async def aclose(self) -> None:
-        """Holds nothing."""
+        self.online = False
+
+
+def _logprob(text: str, at: int, count: int) -> TokenLogprob:
+    top = [TokenLogprob(token=f"{text}{number or ''}", logprob=-(at + number) / 10) for number in range(count)]
+    return TokenLogprob(token=text, logprob=-at / 10, top=top)

@@ -6,10 +6,13 @@ It shares the machine with the server that it measures, so that every microsecon
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
+
+Sink = Callable[[bytes], None]
 
 
 class ConnectionLost(ConnectionError):
@@ -17,7 +20,7 @@ class ConnectionLost(ConnectionError):
 
 
 class Reply:
-    """One answer: `status`, the headers that a run counts, and the body when it was asked for."""
+    """One answer: `status`, the headers that a run counts, and the body when it was asked for or is no success."""
 
     __slots__ = ("batch_size", "body", "queue_ms", "retry_after", "status")
 
@@ -37,15 +40,19 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Reply] | None = None
         self._parser: Any = None
         self._reply = Reply()
-        self._keep = False
+        self._sink: Sink | None = None
 
-    async def ask(self, request: bytes, *, keep: bool = False) -> Reply:
-        """Send `request` and wait for its answer. Raises ConnectionLost when the connection is gone."""
+    async def ask(self, request: bytes, *, keep: bool = False, sink: Sink | None = None) -> Reply:
+        """Send `request` and wait for its answer. `sink` is given the parts of a success's body as they arrive.
+
+        Raises ConnectionLost when the connection is gone.
+        """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionLost("closed by the server")
         self._reply = reply = Reply()
         if keep:
             reply.body = bytearray()
+        self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -87,6 +94,12 @@ class Connection(asyncio.Protocol):
             self._reply.retry_after = float(value)
 
     def on_body(self, body: bytes) -> None:
+        if self._sink is not None:
+            if self._parser.get_status_code() == 200:
+                self._sink(body)
+                return
+            if self._reply.body is None:  # a refusal is said in one piece
+                self._reply.body = bytearray()
         if self._reply.body is not None:
             self._reply.body += body
 
@@ -143,13 +156,13 @@ class Pool:
         for connection in taken:
             self._free.put_nowait(connection if connection and connection.open else await self._connect())
 
-    async def ask(self, request: bytes, *, keep: bool = False) -> Reply:
+    async def ask(self, request: bytes, *, keep: bool = False, sink: Sink | None = None) -> Reply:
         """Raises ConnectionLost or OSError; a broken connection is replaced on its next use."""
         connection = await self._free.get()
         try:
             if connection is None or not connection.open:
                 connection = await self._connect()
-            return await connection.ask(request, keep=keep)
+            return await connection.ask(request, keep=keep, sink=sink)
         finally:
             self._free.put_nowait(connection)
 

@@ -49,7 +49,7 @@ async def measure(plan: Plan) -> tuple[Summary, float | None]:
     try:
         model = plan.model
         if not model and plan.surface == "openai":
-            model = await _first_model(pool, target.name, headers)
+            model = await first_model(pool, target.name, headers)
         bodies = Bodies(plan.surface, model, plan.encoding, target.name, headers)
         first = await pool.ask(make(), keep=True)
         body = bytes(first.body or b"")
@@ -67,17 +67,23 @@ async def measure(plan: Plan) -> tuple[Summary, float | None]:
     return summarise(record), _tokens_each(body, plan.texts)
 
 
-async def _first_model(pool: Pool, host: str, headers: str) -> str:
+async def first_model(pool: Pool, host: str, headers: str, task: str = "embed") -> str:
+    """The first model that a server lists for this task, or of which it does not say what it can.
+
+    Raises OSError when nothing listens, RuntimeError when there is none.
+    """
     reply = await pool.ask(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n{headers}\r\n".encode(), keep=True)
     body = bytes(reply.body or b"")
     try:
-        return msgspec.json.decode(body, type=_Models).data[0].id
-    except (msgspec.MsgspecError, IndexError):
+        listed = msgspec.json.decode(body, type=_Models).data
+        return next(one.id for one in listed if not one.tasks or task in one.tasks)
+    except (msgspec.MsgspecError, StopIteration):
         raise RuntimeError(f"the server lists no model (it answered {reply.status}): name one with --model") from None
 
 
 class _Model(msgspec.Struct):
     id: str
+    tasks: list[str] = []
 
 
 class _Models(msgspec.Struct):

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "serve": "shoal.cli.serve:serve",
     "embed": "shoal.cli.embed:embed",
+    "chat": "shoal.cli.chat:chat",
     "pull": "shoal.cli.models:pull",
     "list": "shoal.cli.models:list_models",
     "show": "shoal.cli.models:show",
@@ -19,7 +20,7 @@ COMMANDS = {
     "load": "shoal.cli.running:load",
     "unload": "shoal.cli.running:unload",
     "triton": "shoal.cli.triton:app",
-    "bench": "shoal.cli.bench:bench",
+    "bench": "shoal.cli.bench:app",
     "config": "shoal.cli.config:show",
 }
 """Name to "module:function", or "module:app" for a group of commands, in the order of the help."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import config
-from shoal.presets import PRESETS
+from shoal.presets import FLAGS, PRESETS
 from shoal.settings import SETTINGS, Setting
 
 ConfigFile = Annotated[
@@ -24,7 +24,7 @@ As = Annotated[
     typer.Option(
         "--as",
         metavar="|".join(PRESETS),
-        help="Take the place of this server: its port, its environment names and their defaults (env SHOAL_AS).",
+        help="Take the place of this server: its port, environment names, flags and their defaults (env SHOAL_AS).",
     ),
 ]
 
@@ -33,14 +33,18 @@ _LAYERS = [
     for name, annotation in (("config_file", ConfigFile), ("preset", As))
 ]
 
+# Known to the parser whatever the preset is, so that a wrong one can be named; the help is about Shoal's own.
+_FOREIGN = {flag: flag.replace("--", "foreign_") for flag in FLAGS}
+
 
 def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--config`, `--as` and the flags of these sections or settings (all when none is named); it
-    receives `loaded`.
+    """Give a command `--config`, `--as` and the flags of these sections or settings (all, and those of the servers that
+    presets stand for, when none is named); it receives `loaded`.
 
     An argument called `addresses` counts as the models to serve. Warnings about the settings go to standard error.
     """
     rows = [row for row in SETTINGS if not chosen or row.section in chosen or row.name in chosen]
+    foreign = {} if chosen else _FOREIGN
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
@@ -51,11 +55,14 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
             flags = {row.name: given.pop(row.name) for row in rows}
             flags[config.MODELS] = given.get("addresses")
             flags[config.AS] = given.pop("preset")
+            originals = {flag: given.pop(name) for flag, name in foreign.items()}
+            flags[config.FOREIGN] = {flag: text for flag, text in originals.items() if text is not None}
             file = given.pop("config_file") or config.find_file(os.environ, Path.cwd())
             command(**given, loaded=load(flags, file))
 
         # typer reads both: the signature for order and defaults, the annotations for types
-        wrapped.__signature__ = inspect.Signature([*kept, *_LAYERS, *map(_parameter, rows)])  # type: ignore[attr-defined]
+        options = [*map(_parameter, rows), *(_original(flag, name) for flag, name in foreign.items())]
+        wrapped.__signature__ = inspect.Signature([*kept, *_LAYERS, *options])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: p.annotation for name, p in wrapped.__signature__.parameters.items()}  # type: ignore[attr-defined]
         return wrapped
 
@@ -85,6 +92,11 @@ def _parameter(row: Setting) -> inspect.Parameter:
     )
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _original(flag: str, name: str) -> inspect.Parameter:
+    annotation = Annotated[str | None, typer.Option(flag, hidden=True)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _default(row: Setting) -> str:

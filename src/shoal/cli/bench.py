@@ -1,11 +1,15 @@
-"""`shoal bench`: load on a running server, and what it answered."""
+"""`shoal bench`: load on a running server, and what it answered. Without a further word it is about embeddings."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from typer.core import TyperGroup
+
+from shoal.cli._errors import clean
+from shoal.cli.bench_chat import chat
 
 if TYPE_CHECKING:
     from shoal.bench.run import Plan
@@ -88,3 +92,23 @@ def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
 def _fail(message: str) -> NoReturn:
     typer.echo(f"shoal bench: {message}", err=True)
     raise typer.Exit(1)
+
+
+class _Benches(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What does not begin with the name of a benchmark, or ask for help, is one of embeddings."""
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["embed", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="bench",
+    cls=_Benches,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Measure a running server; `shoal bench [URL]` is short for `shoal bench embed [URL]`.",
+)
+app.command("embed")(clean(bench))
+app.command("chat")(clean(chat))

@@ -18,10 +18,11 @@ from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import Loaded
 from shoal.errors import AddressError, ConfigError, SourceError
 from shoal.models.address import Address, parse_address
-from shoal.models.manifest import check_files
+from shoal.models.manifest import GenerationSpec, check_files
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
+from shoal.types import TextSpec
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -197,9 +198,19 @@ def _facts(stored: Stored) -> dict[str, Any]:
 
 
 def _details(stored: Stored) -> dict[str, Any]:
-    manifest, text = stored.manifest, stored.manifest.text
+    manifest = stored.manifest
+    own = _generates(manifest.generation) if manifest.generation is not None else _embeds(manifest.embedder)
     return {
         "parameters": manifest.parameters,
+        **own,
+        "graph": f"{manifest.graph}, {manifest.conversion}",
+        "verified": manifest.verification.text if manifest.verification else None,
+        "files": sorted(manifest.files),
+    }
+
+
+def _embeds(text: TextSpec) -> dict[str, Any]:
+    return {
         "dimension": text.dimension,
         "max_tokens": text.max_tokens,
         "pooling": text.pooling,
@@ -207,9 +218,15 @@ def _details(stored: Stored) -> dict[str, Any]:
         "similarity": text.similarity,
         "prompts": text.prompts,
         "default_prompt_name": text.default_prompt_name,
-        "graph": f"{manifest.graph}, {manifest.conversion}",
-        "verified": manifest.verification.text if manifest.verification else None,
-        "files": sorted(manifest.files),
+    }
+
+
+def _generates(spec: GenerationSpec) -> dict[str, Any]:
+    return {
+        "task": "generate",
+        "architecture": spec.architecture,
+        "context_tokens": spec.context_tokens,
+        "used_in_place": spec.place or None,
     }
 
 

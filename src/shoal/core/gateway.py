@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 from shoal.core.lifecycle import Lifecycle
 from shoal.core.limits import traffic_of
-from shoal.core.protocols import ModelFacts, Observer, Runner, Statistics, TextCodec
+from shoal.core.protocols import GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
 from shoal.core.registry import Model, ModelCard, Registry
+from shoal.core.silence import Silence
 from shoal.core.statistics import Counts
 from shoal.core.streams import StreamLimit
-from shoal.errors import DeadlineExceeded, EmptyInput, InternalError, ShoalError, Unsupported
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, ModelStats, TaskKind
+from shoal.errors import DeadlineExceeded, EmptyInput, InternalError, ModelNotFound, ShoalError, Unsupported
+from shoal.types import Chunk, Context, Embed, Embedded, Generate, ModelStats, TaskKind, Usage
 
 logger = logging.getLogger("shoal.core")
 
@@ -26,7 +28,8 @@ class Gateway:
     `draining` turns readiness off while everything already accepted is finished. `lifecycle` loads and unloads models
     (None: what is registered is all there is). `observer` is told of every request; where it is a Counts, it is also
     where the statistics of models come from whose backend keeps none. `waiting`: servers that were named at start and
-    whose models are not known yet, with the reason; they turn readiness off too.
+    whose models are not known yet, with the reason; they turn readiness off too. A model may be silent for
+    `first_token_timeout_s` before its first chunk and for `token_timeout_s` before each other.
     """
 
     def __init__(
@@ -34,7 +37,8 @@ class Gateway:
         registry: Registry,
         observer: Observer | None = None,
         *,
-        max_streams: int = 256,
+        first_token_timeout_s: float = 60.0,
+        token_timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
@@ -43,8 +47,9 @@ class Gateway:
         self.waiting: dict[str, str] = {}
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
-        registry.gone = self._counts.forget
-        self._streams = StreamLimit(max_streams)
+        registry.gone = self._forget
+        self._streams: dict[str, StreamLimit] = {}
+        self._patience = (first_token_timeout_s, token_timeout_s)
         self._clock = clock
 
     async def run(self, task: Embed, ctx: Context) -> Embedded:
@@ -75,19 +80,26 @@ class Gateway:
             self._observer.finished(model.name, "embed", outcome, self._clock() - started, result)
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back."""
+        """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back.
+
+        Raises as `run` does, also in mid-stream, and DeadlineExceeded for a model that is silent for too long.
+        """
         model = self._find(task.model, "generate")
         started = self._clock()
-        self._observer.accepted(model.name, "generate", 1, traffic_of(task, ctx))
-        outcome = "cancelled"
+        self._observer.accepted(model.name, "generate", task.choices, traffic_of(task, ctx))
+        outcome, usage, first = "cancelled", Usage(), None
         model.enter()
         try:
             runner = _able(model, "generate")
             _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._woken(model, "generate", ctx)
-            async with self._streams.permit(ctx), aclosing(runner.stream(task, ctx)) as chunks:
+            async with self._places(model).permit(ctx), aclosing(self._heard(runner, task, ctx)) as chunks:
                 async for chunk in chunks:
+                    if first is None:
+                        first = self._clock() - started
+                    if chunk.usage is not None:
+                        usage = chunk.usage
                     yield chunk
             outcome = "ok"
         except ShoalError as error:
@@ -98,12 +110,26 @@ class Gateway:
             raise InternalError(f"generating failed in an unforeseen way: {error!r}") from error
         finally:
             model.leave()
-            self._observer.finished(model.name, "generate", outcome, self._clock() - started, None)
+            seconds = self._clock() - started
+            report = GenerationReport(model.name, usage.prompt_tokens, usage.completion_tokens, first, seconds)
+            self._observer.generated(report)
+            self._observer.finished(model.name, "generate", outcome, seconds, None)
 
-    def codec(self, model: str) -> TextCodec:
-        """The model's tokenizer. Raises ModelNotFound, ModelNotReady (also of a model that sleeps: `using_codec` wakes
-        it), Unsupported."""
-        return _codec(self.registry.find(model))
+    def resolve(self, name: str, task: TaskKind = "generate") -> tuple[str, str]:
+        """The served model and the adapter ("" for none) that a client's name means: also `model:adapter`, and
+        `model:latest`, which is the model itself. Raises ModelNotFound."""
+        found = self.registry.get(name) if name else None
+        base, colon, tail = name.rpartition(":")
+        if found is None and colon and (model := self.registry.get(base)) is not None:
+            if tail == "latest":
+                return model.name, ""
+            facts = model.runner.facts if model.runner is not None else model.facts
+            adapters = facts.adapters if facts is not None else ()
+            if tail in adapters:
+                return model.name, tail
+            listed = f"it has {', '.join(adapters)}" if adapters else "it has none"
+            raise ModelNotFound(f"the model {base!r} has no adapter {tail[:200]!r}: {listed}", param="model")
+        return (found or self.registry.find(name, task)).name, ""
 
     @asynccontextmanager
     async def using_codec(self, name: str, ctx: Context) -> AsyncGenerator[TextCodec]:
@@ -163,6 +189,33 @@ class Gateway:
         """Whether every model that was named at start can answer, if need be after it woke, and the server is not
         draining. Models that were loaded later come and go without a say in it."""
         return not (self.draining or self.waiting) and all(model.able() for model in self.registry if model.required)
+
+    async def _heard(self, runner: Runner, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        """The runner's chunks, unless it is silent for too long. An answer that is wanted whole may come in one piece,
+        after any silence."""
+        first_s, between_s = self._patience if task.stream else (math.inf, math.inf)
+        async with aclosing(runner.stream(task, ctx)) as chunks:
+            with Silence(first_s, between_s, ctx.remaining(self._clock())) as silence:
+                while True:
+                    silence.listen()
+                    try:
+                        chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        return
+                    silence.heard()
+                    yield chunk
+
+    def _places(self, model: Model) -> StreamLimit:
+        found = self._streams.get(model.name)
+        if found is None:
+            plan = model.plan
+            found = StreamLimit() if plan is None else StreamLimit(plan.max_streams, plan.max_queued_streams)
+            self._streams[model.name] = found
+        return found
+
+    def _forget(self, name: str) -> None:
+        self._streams.pop(name, None)
+        self._counts.forget(name)
 
     async def _woken(self, model: Model, task: TaskKind, ctx: Context) -> Runner:
         if self.lifecycle is not None:

@@ -208,6 +208,14 @@ class Lifecycle:
                 raise Unavailable(message, param="model", retry_after=error.retry_after or 1.0) from error
             raise ModelFailed(message, param="model") from error
 
+    def rest(self, name: str) -> bool:
+        """Let a model sleep from now on, until the next request for it; False: it is in use, or has no plan to come
+        back by. Raises ModelNotFound."""
+        model = self._registry.find(name)
+        if model.state == "ready" and model.plan is not None and not model.inflight and model.name not in self._turns:
+            self._put_to_sleep(model)
+        return model.resting
+
     async def aclose(self) -> None:
         """Cancel jobs and close runners, without unloading them from a server that others use. A second call does
         nothing more."""

@@ -26,8 +26,9 @@ class Plan:
     """A resolved load.
 
     `name` is what the model is served as, `source` its address as text. `timeout_s` bounds the whole load, waiting for
-    room included (0: no bound). `size`: bytes that it will hold when loaded, as far as known (0: not known). `options`
-    are those that it was asked with; Lifecycle fills them in. `payload` is the loader's own.
+    room included (0: no bound). `max_streams` generations may be in flight, and `max_queued_streams` wait. `size`:
+    bytes that it will hold when loaded, as far as known (0: not known). `options` are those that it was asked with;
+    Lifecycle fills them in. `payload` is the loader's own.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Plan:
     aliases: tuple[str, ...] = ()
     default_for: tuple[TaskKind, ...] = ()
     timeout_s: float = 600.0
+    max_streams: int = 256
+    max_queued_streams: int = 1024
     size: int = 0
     options: LoadOptions = field(default_factory=LoadOptions)
     payload: Any = None

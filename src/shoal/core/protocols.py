@@ -18,11 +18,14 @@ from shoal.types import (
     Context,
     Embed,
     Generate,
+    Guide,
     ModelStats,
     Result,
+    Sampling,
     Task,
     TaskKind,
     TextItem,
+    TokenLogprob,
     TrafficClass,
 )
 
@@ -203,7 +206,8 @@ class ModelFacts:
     `source` is where its files came from, with scheme and revision; `id` is what the model is called there, without
     either, and the same whichever of its sources answered. `dimension`, `max_input_tokens`: None where the task has
     none. `space`: stable hash of weights, pooling, prompts and normalisation. `prompts`: name to text. `verified`: the
-    outcome of the load-time comparison, in words.
+    outcome of the load-time comparison, in words. `context_tokens`: what prompt and answer may have together, where
+    the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`.
     """
 
     source: str
@@ -219,6 +223,8 @@ class ModelFacts:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     verified: str = ""
+    context_tokens: int | None = None
+    adapters: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -227,7 +233,9 @@ class Runner(Protocol):
 
     - `run` answers once or raises a ShoalError: RequestError, CapacityError, BackendError, nothing else. When it is
       cancelled, the work is dropped from the queue, upstream calls are cancelled and permits are given back.
-    - `stream` is pulled by the reader: nothing is produced far ahead of it. Closing the iterator stops the work.
+    - `stream` is pulled by the reader: nothing is produced far ahead of it. Closing the iterator stops the work. A
+      runner that speaks the dialect of `task.raw` itself answers in raw chunks; all others in typed ones, as Chunk
+      says. It raises as `run` does, also in mid-stream.
     - `ready` is cheap and never blocks.
     - `aclose` fails what is pending, frees everything, and may be called twice.
     """
@@ -244,6 +252,133 @@ class Runner(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a model continues: a text, its token ids where there is a tokenizer (and then `tokens`, their number).
+
+    `cut`: messages that an opt-in truncation policy left out. `opened`: the text ends inside of what the model thinks,
+    so that its answer begins there.
+    """
+
+    text: str
+    ids: tuple[int, ...] | None = None
+    tokens: int | None = None
+    cut: int = 0
+    opened: bool = False
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a model brought forth since its last piece: text or ids, as its facts say.
+
+    `text` of a generator that gives "cumulative" text is all of it so far. `tokens`: how many tokens are new, where the
+    backend counts. `prompt_tokens`, `cached_tokens`: where it tells. `finish_reason`: it ended, for that reason
+    ("stop", "length"). A finish without a reason is the end of the iteration.
+    """
+
+    text: str = ""
+    ids: Sequence[int] = ()
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorFacts:
+    """What a text generator states about itself.
+
+    `parameters`: names of the Sampling fields that it honours; `stop` need not be one of them, since whatever follows
+    a stop text is cut off anyway. `wants_ids`: it reads token ids, so there must be a tokenizer. `gives`: what its
+    pieces hold. `context_tokens`: prompt and answer together, None where not known. `adapters` as in ModelFacts.
+    """
+
+    name: str
+    parameters: frozenset[str]
+    wants_ids: bool = False
+    gives: Literal["delta", "cumulative", "ids"] = "delta"
+    context_tokens: int | None = None
+    adapters: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TextGenerator(Protocol):
+    """One prompt in, pieces of one answer out: one replica of a language model.
+
+    - `generate` is called side by side, once for each choice. Its `sampling` holds only fields of `facts.parameters`
+      and `stop`; `stream` False: nobody reads before the end, so it may answer in one piece. Closing the iterator, or
+      cancelling its `anext`, stops the work on the backend, within a second.
+    - It raises InputRejected, InvalidValue, TooLong, EngineFailed, TransportFailed, Overloaded, DeadlineExceeded,
+      OutOfMemory, UpstreamRefused; never another exception. After a piece was given, too.
+    - `ready` is cheap and never blocks. `aclose` frees everything and may be called twice.
+    """
+
+    @property
+    def facts(self) -> GeneratorFacts: ...
+
+    def generate(
+        self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
+    ) -> AsyncGenerator[Piece]: ...
+
+    def ready(self) -> bool: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Decoder(Protocol):
+    """Pieces of one answer to chunks of one choice: detokenises, cuts at stop texts, splits reasoning, parses tool
+    calls. Pure.
+
+    - `push` answers what can be told now; what may be the beginning of a stop text, of a tool call or of half a
+      character is kept back. After `stopped` is true the answer is over: nothing more is to be pushed.
+    - `flush(reason)` answers the rest; the last chunk has the finish reason: "stop" where a stop text was met,
+      "tool_calls" where calls were parsed and the model ended by itself, else `reason`.
+    - `index` is that of its choice. `tokens`, `reasoning_tokens`: generated so far, as the backend counts, else
+      counted here.
+    """
+
+    index: int
+    stopped: bool
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+    def push(self, piece: Piece) -> list[Chunk]: ...
+
+    def flush(self, reason: str) -> list[Chunk]: ...
+
+
+class ChatPipeline(Protocol):
+    """Conversations and prompts to what a model reads, and its pieces to answers: pure CPU work, no I/O; called from
+    any thread.
+
+    - `check` raises at once what is wrong with a task as a whole: no template for messages, images, tools that the
+      template does not know. Cheap, on the loop.
+    - `prompts` answers one Prompt for the messages, or one for each of the task's prompts. Raises TooLong, with both
+      counts, where one leaves no room for an answer within `context_tokens`; InvalidValue for ids that are no tokens
+      and for messages that the template refuses.
+    - `decoder` answers a fresh Decoder for the choice `index` of a prompt; the task's sampling is the one in effect.
+    - `told` answers what the backend is told of a choice's sampling: stop texts only where they mean all of its text.
+    - `tools_guide`: what a backend with guided decoding is told so that the tools asked for are called; None: nothing.
+    """
+
+    def check(self, task: Generate) -> None: ...
+
+    def prompts(self, task: Generate) -> list[Prompt]: ...
+
+    def decoder(
+        self, task: Generate, prompt: Prompt, index: int, gives: Literal["delta", "cumulative", "ids"]
+    ) -> Decoder: ...
+
+    def told(self, task: Generate, sampling: Sampling) -> Sampling: ...
+
+    def tools_guide(self, task: Generate) -> Guide | None: ...
+
+
 Access = Literal["public", "user", "admin"]
 
 
@@ -257,7 +392,8 @@ class Operation:
     body); `errors` maps the statuses that `endpoint` can answer to the type of their bodies (`str`: text). What the
     front answers before it calls the endpoint (keys, bounds of the body, bad JSON) follows from `access`, `method` and
     `request`, and is not listed. `limit` overrides the byte limit of the body. `quiet`: machines ask it every few
-    seconds, so the access log has it at debug only. For the document only: `example` is a request body that works on
+    seconds, so the access log has it at debug only. `generates`: its time is generate_timeout_s, not
+    embed_timeout_s. For the document only: `example` is a request body that works on
     any model, `headers` maps the headers of a success, beyond `x-request-id`, to what they say.
     """
 
@@ -272,6 +408,7 @@ class Operation:
     errors: Mapping[int, Any] = field(default_factory=dict)
     limit: int | None = None
     quiet: bool = False
+    generates: bool = False
     description: str = ""
     example: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -306,6 +443,18 @@ class BatchReport:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """One generation request that ended, for observers: tokens as its usage says, seconds from its acceptance to the
+    first chunk (None: there was none) and to the last."""
+
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    first_seconds: float | None
+    seconds: float
+
+
 class Observer:
     """What happened, for metrics, logs and traces. Methods are no-ops to override; they are quick and never raise.
 
@@ -323,6 +472,8 @@ class Observer:
 
     def inferred(self, model: str, stage: str, seconds: float) -> None: ...
 
+    def generated(self, report: GenerationReport) -> None: ...
+
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None: ...
 
 
@@ -330,21 +481,28 @@ __all__ = [
     "Access",
     "BatchReport",
     "Breakable",
+    "ChatPipeline",
     "CostModel",
     "Counted",
+    "Decoder",
     "Engine",
     "EngineFacts",
+    "GenerationReport",
+    "GeneratorFacts",
     "ModelFacts",
     "Observer",
     "Operation",
+    "Piece",
     "Pipeline",
     "Prepared",
+    "Prompt",
     "Runner",
     "Statistics",
     "Surface",
     "Task",
     "Tensors",
     "TextCodec",
+    "TextGenerator",
     "Token",
     "round_up",
 ]

@@ -11,7 +11,8 @@ from shoal.types import Chunk, Context, Embed, Embedded, Generate, TaskKind
 
 
 class ByTask:
-    """Runners under one name; the first one's facts are the model's, with everybody's tasks."""
+    """Runners under one name; the first one's facts are the model's, with everybody's tasks, and what the others alone
+    know: the context, the adapters, details."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
@@ -19,7 +20,14 @@ class ByTask:
         for runner in runners:
             for task in runner.facts.tasks:
                 self._by_task.setdefault(task, runner)
-        self._facts = replace(runners[0].facts, tasks=tuple(self._by_task))
+        every = [runner.facts for runner in runners]
+        self._facts = replace(
+            every[0],
+            tasks=tuple(self._by_task),
+            context_tokens=next((facts.context_tokens for facts in every if facts.context_tokens is not None), None),
+            adapters=tuple(dict.fromkeys(name for facts in every for name in facts.adapters)),
+            details={key: value for facts in reversed(every) for key, value in facts.details.items()},
+        )
 
     @property
     def facts(self) -> ModelFacts:

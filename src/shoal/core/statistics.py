@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from shoal.core.protocols import BatchReport, Observer
+from shoal.core.protocols import BatchReport, GenerationReport, Observer
 from shoal.types import BatchStats, InferenceStats, ModelStats, Result, Spent, TaskKind, TrafficClass
 
 MAX_MODELS = 1000
@@ -92,6 +92,9 @@ class Counts(Observer):
         self._inner.inferred(model, stage, seconds)
         if stage == "finish":
             _add(self._tally(model).finish, seconds)
+
+    def generated(self, report: GenerationReport) -> None:
+        self._inner.generated(report)
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
         self._inner.finished(model, task, outcome, seconds, result)

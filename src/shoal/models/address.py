@@ -26,7 +26,11 @@ from shoal.names import RESERVED, RULE, is_name, is_part
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 TRITON_SCHEMES = ("triton", "tritons")
-REMOTE_SCHEMES = (*TRITON_SCHEMES, "tei+http", "tei+https", "openai+http", "openai+https")
+OPENAI_SCHEMES = ("openai+http", "openai+https")
+REMOTE_SCHEMES = (*TRITON_SCHEMES, "tei+http", "tei+https", *OPENAI_SCHEMES)
+OFFERING_SCHEMES = (*TRITON_SCHEMES, *OPENAI_SCHEMES)
+"""Servers that can be asked for the models they have: their address alone means all of them."""
+
 SCHEMES = (*LOCAL_SCHEMES, *REMOTE_SCHEMES, "fake")
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")

@@ -1,7 +1,8 @@
 """Text models that run elsewhere and were not made by Shoal: the tokenizer and the settings of their source, without
 its weights.
 
-    tokenizers/<source>/<revision>/tokenizer.json   under the store's home: what texts are tokenised with,
+    tokenizers/<source>/<revision>/tokenizer.json   under the store's home: what texts are tokenised with, and the
+                                                    settings of a chat,
     tokenizers/<source>/<revision>/source/...       and the files that it and the TextSpec were made from
 """
 
@@ -24,6 +25,7 @@ from shoal.models.contract import Contract, Normalize, Pooling, read_contract
 from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.spec import SENTENCE, text_spec
 from shoal.models.contract.types import PoolingMode
+from shoal.models.generative import copy_settings, is_causal
 from shoal.models.prepare import SOURCE
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
@@ -104,7 +106,8 @@ def tokenizer_folder(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Path:
-    """A folder with tokenizer.json as it is to be used, and in `source/` the settings that it came with. Blocks.
+    """A folder with tokenizer.json as it is to be used, beside it what else a chat needs of the model's settings
+    (`generative.SETTINGS`), and in `source/` all that it came with. Blocks.
 
     What was fetched or pulled before is answered without network. Raises SourceError, ModelFileError and Cancelled.
     """
@@ -124,8 +127,7 @@ def tokenizer_folder(
                 fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop, weights=False)
                 if fetched.folder != partial / SOURCE:
                     _copy_settings(fetched.folder, partial / SOURCE)
-            contract = read_contract(partial / SOURCE, elsewhere=True)
-            write_tokenizer(partial / SOURCE, contract, partial / TOKENIZER)
+            _put_together(partial)
             _replace(partial, target)
         if address.scheme == "file":  # its revision is a fingerprint: the files of an older one are of no more use
             for other in home.iterdir():
@@ -147,6 +149,14 @@ def spec_from_parameters(text: str) -> TextSpec:
         raise ModelFileError(
             f"is not readable ({error}); load the model through Shoal again", file="config.pbtxt", key="shoal_text"
         ) from None
+
+
+def _put_together(entry: Path) -> None:
+    """The tokenizer, as it is to be used, and the settings of a chat beside it. Raises ModelFileError."""
+    source = entry / SOURCE
+    if not (is_causal(source) and (source / TOKENIZER).is_file()):
+        write_tokenizer(source, read_contract(source, elsewhere=True), entry / TOKENIZER)
+    copy_settings(source, entry)
 
 
 def _parse(source: Address | str) -> Address:

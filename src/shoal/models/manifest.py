@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -36,14 +37,33 @@ class Verdict(msgspec.Struct, frozen=True):
     min_cosine: float
 
 
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A language model as its files say. `format` of its graph. `tokenizer`: path of tokenizer.json inside the model's
+    folder, with the chat template and the other settings beside it. `place`: the folder of a model that is used where
+    it is; empty when its files are in the store. `stop_ids`: tokens that end an answer. `cache_heads`: (heads, width of
+    one) of each key and value that is cached, and `cache_precision` how; empty where only the graph tells.
+    """
+
+    format: Literal["ir", "gguf"]
+    tokenizer: str
+    place: str = ""
+    architecture: str = ""
+    context_tokens: int | None = None
+    vocab_size: int = 0
+    stop_ids: tuple[int, ...] = ()
+    cache_heads: tuple[tuple[int, int], ...] = ()
+    cache_precision: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
     Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped", `conversion` says more
-    of it in words. `verification` None: not compared with a second path yet. `created`: unix seconds. `weights`:
-    SHA-256 of the weights as published, by path at the source: they say which model this is. `files`: all but manifest
-    and notes. Paths (`graph`, those in `text` and `files`) are relative to the model's folder.
+    of it in words. An embedder has `text`, a language model `generation`, and its `graph` is the author's own.
+    `verification` None: not compared with a second path yet. `created`: unix seconds. `weights`: SHA-256 of the weights
+    as published, by path at the source: they say which model this is. `files`: all but manifest and notes. Paths
+    (`graph`, those in specs and `files`) are relative to the model's folder, but for a graph that is used in place.
     """
 
     format: int = FORMAT
@@ -56,11 +76,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     graph_source: str
     conversion: str
     parameters: int
-    text: TextSpec
+    text: TextSpec | None = None
+    generation: GenerationSpec | None = None
     verification: Verdict | None = None
     created: int
     weights: dict[str, str]
     files: dict[str, FileFacts]
+
+    @property
+    def embedder(self) -> TextSpec:
+        """`text` of an embedder. Raises ModelFileError for a language model."""
+        if self.text is None:
+            raise ModelFileError("is a language model's, which generates text and does not embed it", file=self.graph)
+        return self.text
 
     @property
     def size(self) -> int:
@@ -98,7 +126,10 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise ModelFileError(f"is broken ({error}); pull the model again", file=MANIFEST) from error
-    for name in (*manifest.files, manifest.graph, manifest.text.tokenizer):
+    spec = manifest.generation or manifest.text
+    if spec is None:
+        raise ModelFileError("does not say what the model does; pull the model again", file=MANIFEST, key="text")
+    for name in (*manifest.files, manifest.graph, spec.tokenizer):
         if not is_inside(name):
             raise ModelFileError(
                 "leads out of the model's folder; remove the model and pull it again", file=MANIFEST, key=name

@@ -6,18 +6,21 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from shoal.errors import AddressError
+from shoal.errors import AddressError, ModelFileError
 from shoal.models.address import Address, parse_address
-from shoal.models.manifest import CONVERTER, Manifest, Verdict, measure
+from shoal.models.generative import graph_of, is_causal, take
+from shoal.models.manifest import CONVERTER, GenerationSpec, Manifest, Verdict, measure
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import is_weights
 from shoal.models.store import Store, Stored
+from shoal.types import TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
@@ -43,8 +46,9 @@ def prepare(
 
     What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
     same. With an `engine` the graph is compared with a second path before it is stored, and a model that was stored
-    without is converted again. Blocks, for minutes when there is much to fetch. Raises a SetupError
-    with the next step (of the source, the model's files or the verification) or Cancelled; the store is then as it was.
+    without is converted again. A language model is stored as it is, once its graph is found to be whole. Blocks, for
+    minutes when there is much to fetch. Raises a SetupError with the next step (of the source, the model's files or the
+    verification) or Cancelled; the store is then as it was.
     """
     progress, stop = progress or Progress(), stop or Stop()
     if not address.local:
@@ -62,10 +66,9 @@ def prepare(
             if fetched is None:
                 fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
             steps = _Steps(progress, stop)
-            converted, verdict = _convert(fetched, partial, engine, steps)
+            made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps)
             stop.check()
-            manifest = _describe(address, fetched, partial, converted=converted, verdict=verdict)
-            return store.commit(partial, address, manifest)
+            return store.commit(partial, address, _describe(address, fetched, partial, made))
     except OSError as error:
         raise disk_error(error, str(address)) from error
 
@@ -85,7 +88,8 @@ def _ready(store: Store, address: Address, engine: OpenGraph | None) -> Stored |
     stored = store.find(address)
     if stored is None or stored.manifest.converter != CONVERTER:
         return None
-    return stored if engine is None or stored.manifest.verification else None
+    checked = stored.manifest.verification is not None or stored.manifest.generation is not None
+    return stored if engine is None or checked else None
 
 
 def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
@@ -102,6 +106,55 @@ def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
         if name.startswith(prefix)
     }
     return Fetched(into, parse_address(stored.manifest.source), hashes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What a manifest says of a graph, however it came to be."""
+
+    graph: str
+    source: str
+    parameters: int
+    conversion: str
+    text: TextSpec | None = None
+    generation: GenerationSpec | None = None
+    verdict: Verdict | None = None
+
+
+def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
+    """A language model, taken as it is; None for an embedder. Raises ModelFileError for one that cannot be run."""
+    inside = fetched.folder.is_relative_to(target)
+    if not graph_of(fetched.folder):
+        if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
+            raise ModelFileError(
+                "names a language model, and there is neither openvino_model.xml nor a .gguf file: convert it with "
+                "`optimum-cli export openvino --model MODEL FOLDER` and serve file:FOLDER",
+                file="config.json",
+                key="architectures",
+            )
+        return None
+    steps("read", 0.0)
+    made = take(fetched.folder, target, place="" if inside else str(fetched.folder))
+    steps("read", 1.0)
+    return _Made(
+        graph=f"{SOURCE}/{made.graph}" if inside else made.graph,
+        source="shipped",
+        parameters=made.parameters,
+        conversion=made.text,
+        generation=made.spec,
+    )
+
+
+def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:
+    converted, verdict = _convert(fetched, target, engine, steps)
+    return _Made(
+        graph=converted.graph,
+        source=converted.source,
+        parameters=converted.parameters,
+        conversion=converted.text,
+        text=converted.spec,
+        verdict=verdict,
+    )
 
 
 def _convert(
@@ -125,9 +178,7 @@ def _convert(
     return converted, Verdict(found.text, found.min_cosine)
 
 
-def _describe(
-    address: Address, fetched: Fetched, target: Path, *, converted: Converted, verdict: Verdict | None
-) -> Manifest:
+def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> Manifest:
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
@@ -137,12 +188,13 @@ def _describe(
         source=str(fetched.address),
         revision=fetched.address.revision,
         converter=CONVERTER,
-        graph=converted.graph,
-        graph_source=converted.source,
-        conversion=converted.text,
-        parameters=converted.parameters,
-        text=converted.spec,
-        verification=verdict,
+        graph=made.graph,
+        graph_source=made.source,
+        conversion=made.conversion,
+        parameters=made.parameters,
+        text=made.text,
+        generation=made.generation,
+        verification=made.verdict,
         created=int(time.time()),
         weights={name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
         files=files,

@@ -56,13 +56,14 @@ class Stored:
 
     @property
     def graph(self) -> Path:
-        """The ONNX file that engines run."""
-        return self.path / self.manifest.graph
+        """The file that engines run: ONNX, or a language model's OpenVINO graph or GGUF."""
+        spec = self.manifest.generation
+        return (Path(spec.place) if spec is not None and spec.place else self.path) / self.manifest.graph
 
     @property
     def tokenizer(self) -> Path:
         """The model's tokenizer.json."""
-        return self.path / self.manifest.text.tokenizer
+        return self.path / (self.manifest.generation or self.manifest.embedder).tokenizer
 
 
 class Store:

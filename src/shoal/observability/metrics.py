@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.core.protocols import BatchReport, Observer
+from shoal.core.protocols import BatchReport, GenerationReport, Observer
 from shoal.observability import upstream
 from shoal.observability.instruments import Count, Family, Histogram, gauge
 from shoal.types import ModelStats, Result, TaskKind, TrafficClass
@@ -46,6 +46,13 @@ BATCH_SIZE = tuple(float(2**n) for n in range(12))
 BATCH_TOKENS = tuple(float(2**n) for n in range(4, 17))
 # 10 ms is one short text's worth of waiting; anything over 100 ms is a stall that users notice.
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+# A cached prompt's first token comes after some milliseconds, a long one's after seconds; 60 s is given up.
+FIRST_TOKEN_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 60.0),
+)
+# 10 ms a token is a fast answer, 100 ms is about as fast as people read.
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 
 class _Requests:
@@ -78,6 +85,18 @@ class _Batches:
         self.padded = metrics.padded_tokens.child(model)
         self.seconds = metrics.batch_seconds.child(model, replica)
         self.flushes: dict[str, Count] = {}
+
+
+class _Generations:
+    """The series of one model that generates."""
+
+    __slots__ = ("first", "generated", "prompt", "token")
+
+    def __init__(self, metrics: _Families, model: str) -> None:
+        self.prompt = metrics.prompt_tokens.child(model)
+        self.generated = metrics.generated_tokens.child(model)
+        self.first = metrics.first_token_seconds.child(model)
+        self.token = metrics.token_seconds.child(model)
 
 
 class _Families:
@@ -126,6 +145,22 @@ class _Families:
             ("model", "stage"),
             lambda: Histogram(STAGE_SECONDS),
         )
+        self.prompt_tokens = Family(
+            "shoal_prompt_tokens_total", "Tokens of prompts that were generated from.", model, Count
+        )
+        self.generated_tokens = Family("shoal_generated_tokens_total", "Tokens generated.", model, Count)
+        self.first_token_seconds = Family(
+            "shoal_first_token_seconds",
+            "From acceptance to the first chunk of an answer.",
+            model,
+            lambda: Histogram(FIRST_TOKEN_SECONDS),
+        )
+        self.token_seconds = Family(
+            "shoal_token_seconds",
+            "Mean time of a token after the first one, once a request.",
+            model,
+            lambda: Histogram(TOKEN_SECONDS),
+        )
         self.lag = Family(
             "shoal_loop_lag_seconds", "How late the event loop woke a timer.", (), lambda: Histogram(LAG_SECONDS)
         )
@@ -147,6 +182,7 @@ class PrometheusObserver(Observer, Collector):
         self._families = _Families()
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._batches: dict[tuple[str, str], _Batches] = {}
+        self._generations: dict[str, _Generations] = {}
         self._stages: dict[tuple[str, str], Histogram] = {}
         self._names: set[str] = set()
         self._models: Callable[[], Iterable[tuple[str, str]]] = tuple
@@ -193,6 +229,18 @@ class PrometheusObserver(Observer, Collector):
             if label == model:
                 self._stages[model, stage] = series
         series.observe(seconds)
+
+    def generated(self, report: GenerationReport) -> None:
+        series = self._generations.get(report.model)
+        if series is None:
+            label = self._label(report.model)
+            series = self._generations.setdefault(label, _Generations(self._families, label))
+        series.prompt.value += report.prompt_tokens
+        series.generated.value += report.completion_tokens
+        if report.first_seconds is not None:
+            series.first.observe(report.first_seconds)
+            if report.completion_tokens > 1:
+                series.token.observe((report.seconds - report.first_seconds) / (report.completion_tokens - 1))
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
         series = self._requests.get((model, task)) or self._add_requests(model, task)

@@ -11,10 +11,11 @@ from shoal.surfaces.embedding import Embedding
 from shoal.surfaces.health import Health
 from shoal.surfaces.infer import Infer
 from shoal.surfaces.models import Models
+from shoal.surfaces.ollama import Ollama
 from shoal.surfaces.openai import OpenAI
 from shoal.surfaces.tei import Tei
 
-SURFACES: tuple[Callable[[Options], Surface], ...] = (OpenAI, Tei, Embedding, Infer, Models, Health)
+SURFACES: tuple[Callable[[Options], Surface], ...] = (OpenAI, Tei, Embedding, Infer, Models, Ollama, Health)
 """The first one answers for paths that nobody knows."""
 
 __all__ = ["SURFACES", "Front", "Options", "Reply", "Request", "Surface", "build_app"]

@@ -66,8 +66,8 @@ class Front:
             return
         request = Request(scope, time.monotonic())
         request.id = self._request_id(request)
-        request.deadline = request.started + self._seconds(request)
         found = self.routes.find(request.method, request.path)
+        request.deadline = request.started + self._seconds(request, found)
         status = await self._respond(request, found, receive, send)
         level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
         if access_log.isEnabledFor(level):
@@ -130,9 +130,10 @@ class Front:
     async def _stream(
         self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: Watch, send: Send
     ) -> int:
-        request.begun = True
-        await send({"type": "http.response.start", "status": reply.status, "headers": self._headers(request, reply)})
         try:
+            request.begun = True
+            headers = self._headers(request, reply)
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if request.method != "HEAD":
                 async for piece in body:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -156,16 +157,18 @@ class Front:
             return wanted.decode("ascii")
         return f"{self._id_prefix}{next(self._count):08x}"
 
-    def _seconds(self, request: Request) -> float:
+    def _seconds(self, request: Request, found: Route | Miss) -> float:
         """The time that this request has: the server's, or less when the client says so; nonsense says nothing."""
+        generates = isinstance(found, Route) and found.operation.generates
+        most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
         wanted = request.headers.get(b"x-request-timeout")
         if wanted is None:
-            return self._options.embed_timeout_s
+            return most
         try:
             seconds = float(wanted)
         except ValueError:
-            return self._options.embed_timeout_s
-        return min(seconds, self._options.embed_timeout_s) if seconds > 0 else self._options.embed_timeout_s
+            return most
+        return min(seconds, most) if seconds > 0 else most
 
 
 def _rendered(surface: Surface, error: ShoalError) -> Reply:
@@ -198,9 +201,17 @@ def _log_bug(request: Request, error: Exception) -> None:
     log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})
 
 
+def _tokens(request: Request) -> tuple[int, int]:
+    """What the model read and wrote; of a stream that was cut off nobody knows."""
+    if request.usage is not None:
+        return request.usage.prompt_tokens, request.usage.completion_tokens
+    return (sum(request.result.tokens) if request.result is not None else 0), 0
+
+
 def _log_access(request: Request, status: int, level: int) -> None:
     elapsed = (time.monotonic() - request.started) * 1000
     facts = request.result.facts if request.result is not None else None
+    read, written = _tokens(request)
     access_log.log(
         level,
         "%s %s %d %.1f ms",
@@ -215,7 +226,8 @@ def _log_access(request: Request, status: int, level: int) -> None:
             "ms": round(elapsed, 3),
             "model": request.model,
             "items": request.items,
-            "tokens": sum(request.result.tokens) if request.result is not None else 0,
+            "tokens": read + written,
+            "completion_tokens": written,
             "batch_size": facts.size if facts is not None else 0,
             "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
             "replica": facts.replica if facts is not None else "",

@@ -7,6 +7,8 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shoal.core.lifecycle import Job, Listing
 from shoal.core.protocols import ModelFacts
 from shoal.errors import BackendError, CapacityError
@@ -51,6 +53,37 @@ def served(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
     return entry
 
 
+def served_all(gateway: Gateway) -> list[wire.ModelEntry]:
+    """Entries of what is served, from memory: each model, and after it its adapters, which are asked for by names of
+    their own."""
+    silent = mute(gateway)
+    entries = []
+    for card in gateway.models():
+        entry = served(card, silent)
+        entries += [entry, *_adapters(entry, card.facts)]
+    return entries
+
+
+def one(gateway: Gateway, name: str) -> wire.ModelEntry:
+    """The entry of a model, or of an adapter. Raises ModelNotFound."""
+    base = name
+    if gateway.registry.get(name) is None and ":" in name:
+        base, adapter = gateway.resolve(name)
+        name = f"{base}:{adapter}" if adapter else base
+    card = gateway.model(base)
+    entry = served(card, mute(gateway))
+    return next((each for each in _adapters(entry, card.facts) if each.id == name), entry)
+
+
+def _adapters(entry: wire.ModelEntry, facts: ModelFacts | None) -> list[wire.ModelEntry]:
+    return [
+        msgspec.structs.replace(
+            entry, id=f"{entry.id}:{name}", parent=entry.id, aliases=[], default_for=[], tasks=["generate"]
+        )
+        for name in (facts.adapters if facts is not None else ())
+    ]
+
+
 async def listing(gateway: Gateway) -> list[Listing]:
     """All models, also those that are only on disk or in a repository; without these where they cannot be had soon."""
     if gateway.lifecycle is not None:
@@ -82,7 +115,7 @@ async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
         if each.facts is not None:
             _tell(entry, each.facts)
         entry.architecture = _architecture(entry.tasks)
-        entries.append(entry)
+        entries += [entry, *_adapters(entry, each.facts)]
     return entries
 
 
@@ -100,6 +133,7 @@ def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.revision = facts.revision or None
     entry.dimension = facts.dimension
     entry.max_input_tokens = facts.max_input_tokens
+    entry.max_model_len = facts.context_tokens
     entry.precision = facts.precision or None
     entry.pooling = facts.pooling or None
     entry.prompts = dict(facts.prompts)

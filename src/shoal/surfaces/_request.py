@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from shoal.core.protocols import Access
 from shoal.errors import InternalError
-from shoal.types import Context, Embedded, TrafficClass
+from shoal.types import Context, Embedded, TrafficClass, Usage
 
 if TYPE_CHECKING:
     from shoal.surfaces._auth import Gate
@@ -41,6 +41,8 @@ class Options:
     max_batch_tokens: int = 16_384
     truncate: bool = True
     embed_timeout_s: float = 30.0
+    generate_timeout_s: float = 600.0
+    heartbeat_s: float = 15.0
     body_timeout_s: float = 30.0
     client_header: str = ""
     cors_origins: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class Request:
     `body` is there before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
     what follows the "?", `gate` who judged the caller. `started` and `deadline` are seconds of the monotonic clock.
     `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
-    `model`, `items` and `result` are the endpoint's to set, for the access log.
+    `model`, `items`, `result` and `usage` are the endpoint's to set, for the access log; `usage` also in mid-stream.
     """
 
     __slots__ = (
@@ -93,6 +95,7 @@ class Request:
         "query",
         "result",
         "started",
+        "usage",
     )
 
     def __init__(self, scope: Mapping[str, Any], started: float) -> None:
@@ -120,6 +123,7 @@ class Request:
         self.model = ""
         self.items = 0
         self.result: Embedded | None = None
+        self.usage: Usage | None = None
 
     @property
     def traffic(self) -> TrafficClass | None:

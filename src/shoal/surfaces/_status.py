@@ -62,6 +62,8 @@ TABLE: dict[str, Row] = {
     "backend": _BACKEND,
     "input_rejected": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
     "out_of_memory": _BACKEND,
+    # With the status of the upstream's own answer, where that is one of an error.
+    "upstream": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "transport": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "crashed": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "not_finite": _BACKEND,

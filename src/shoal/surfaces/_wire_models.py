@@ -50,6 +50,8 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     revision: str | None = None
     dimension: int | None = None
     max_input_tokens: int | None = None
+    max_model_len: Annotated[int | None, Meta(description="Tokens of prompt and answer together.")] = None
+    parent: Annotated[str | None, Meta(description="Of an adapter: the model that it belongs to.")] = None
     precision: str | None = None
     pooling: str | None = None
     prompts: Annotated[dict[str, str], Meta(description="Prompts by name.")] = {}

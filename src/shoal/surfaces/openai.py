@@ -1,4 +1,4 @@
-"""The surface of OpenAI's clients: embeddings and models."""
+"""The surface of OpenAI's clients: embeddings, completions, responses and models."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from shoal.core.protocols import Operation
-from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, WrongType
-from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
+from shoal.errors import EmptyInput, InvalidValue, ShoalError, TooManyInputs, WrongType
+from shoal.surfaces import _facts, _generation, _jobs, _rows, _wire, _wire_chat, _wire_responses
 from shoal.surfaces import _wire_models as wire
-from shoal.surfaces._listing import mute, served
+from shoal.surfaces._chat import Chat
+from shoal.surfaces._completions import Completions
+from shoal.surfaces._errors import render_error
+from shoal.surfaces._listing import one, served_all
 from shoal.surfaces._operation import Described
 from shoal.surfaces._request import JSON, Options, Reply, Request
+from shoal.surfaces._responses import Responses
 from shoal.types import Direction, Embed, Embedded, TextItem
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
+__all__ = ["OpenAI", "render_error"]
+
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), _wire.OpenAIError)
 _READ_ERRORS: dict[int, Any] = {500: _wire.OpenAIError}
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), _wire.OpenAIError)
+_TALKER = "Qwen/Qwen2.5-0.5B-Instruct"
+_STREAMS = (
+    "With `stream` the answer is told in server-sent events while it is made. Fields that are not listed are passed on "
+    "to OpenAI-compatible servers, and ignored by other backends. What such a server refuses comes back as it said it, "
+    "with any status."
+)
 _ENCODE = msgspec.json.Encoder()
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
 
@@ -49,19 +61,61 @@ class OpenAI:
             )
             for prefix in ("/v1", "")
         ]
-        return [*operations, *_managing(_Models(gateway))]
+        return [*operations, *_generating(gateway, self._options), *_managing(_Models(gateway))]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return render_error(error)
 
 
-def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-    """OpenAI's error object: all four keys, always."""
-    row = _status.row(error).openai
-    param = "model" if isinstance(error, ModelNotFound) else error.param
-    detail = _wire.OpenAIErrorDetail(message=error.message, type=row.type, param=param, code=row.code)
-    headers = {"content-type": "application/json", **_status.headers(error, row.status)}
-    return row.status, headers, _ENCODE.encode(_wire.OpenAIError(error=detail))
+def _generating(gateway: Gateway, options: Options) -> list[Operation]:
+    chat = Chat(gateway, options.heartbeat_s)
+    completions = Completions(gateway, options.heartbeat_s, options.max_inputs)
+    responses = Responses(gateway, options.heartbeat_s)
+    question = {"role": "user", "content": "What is a shoal?"}
+    table: list[tuple[str, Any, str, Any, Any, Any]] = [
+        (
+            "/chat/completions",
+            chat,
+            "Answer a conversation",
+            _wire_chat.ChatRequest,
+            _wire_chat.ChatCompletion,
+            {"model": _TALKER, "messages": [question], "max_tokens": 64},
+        ),
+        (
+            "/completions",
+            completions,
+            "Continue texts",
+            _wire_chat.CompletionRequest,
+            _wire_chat.TextCompletion,
+            {"model": _TALKER, "prompt": "A shoal is", "max_tokens": 16},
+        ),
+        (
+            "/responses",
+            responses,
+            "Answer a conversation, told as items",
+            _wire_responses.ResponsesRequest,
+            _wire_responses.Response,
+            {"model": _TALKER, "input": "What is a shoal?", "max_output_tokens": 64},
+        ),
+    ]
+    return [
+        Described(
+            method="POST",
+            path=prefix + path,
+            endpoint=endpoint,
+            summary=summary,
+            request=request,
+            response=response,
+            also=(("text/event-stream", str),),
+            errors=_ERRORS,
+            headers=_generation.DOCUMENTED,
+            description=_STREAMS,
+            example=example,
+            generates=True,
+        )
+        for path, endpoint, summary, request, response, example in table
+        for prefix in ("/v1", "")
+    ]
 
 
 class _Embeddings:
@@ -204,11 +258,10 @@ class _Models:
         self._decode_settings = _wire.Decoder(wire.LoadSettings, "openai")
 
     async def list(self, request: Request) -> Reply:
-        silent = mute(self._gateway)
-        return _jobs.encoded(wire.ModelList(data=[served(card, silent) for card in self._gateway.models()]))
+        return _jobs.encoded(wire.ModelList(data=served_all(self._gateway)))
 
     async def show(self, request: Request) -> Reply:
-        return _jobs.encoded(served(self._gateway.model(request.parameter), mute(self._gateway)))
+        return _jobs.encoded(one(self._gateway, request.parameter))
 
     async def download(self, request: Request) -> Reply:
         asked = await self._decode_model.in_turns(request.body or b"{}")

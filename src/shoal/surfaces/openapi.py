@@ -20,6 +20,7 @@ from shoal.surfaces import _status
 from shoal.surfaces._operation import Described
 from shoal.surfaces._refusals import each_of, with_refusals
 from shoal.surfaces._request import JSON, Reply, Request
+from shoal.types import TaskKind
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -66,7 +67,7 @@ Table = Mapping[str, Sequence[Operation]]
 class OpenApi:
     """GET /openapi.json: the document of the given surfaces and of itself.
 
-    Made when it is first asked for, and again when another model became the default, because examples name that one.
+    Made when it is first asked for, and again when other models became the defaults, because examples name those.
     """
 
     name = "openapi"
@@ -76,15 +77,15 @@ class OpenApi:
         self._surfaces = tuple(surfaces)
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        made: dict[str, bytes] = {}
+        made: dict[tuple[str, str], bytes] = {}
 
         async def endpoint(request: Request) -> Reply:
-            model = _default_model(gateway)
-            if model not in made:
+            models = _default_model(gateway, "embed"), _default_model(gateway, "generate")
+            if models not in made:
                 made.clear()
                 table = {surface.name: operations_of(surface, gateway) for surface in self._surfaces}
-                made[model] = msgspec.json.encode(document({**table, self.name: operations}, model))
-            return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=made[model])
+                made[models] = msgspec.json.encode(document({**table, self.name: operations}, *models))
+            return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=made[models])
 
         operations = [
             Operation(
@@ -109,12 +110,13 @@ def operations_of(surface: Surface, gateway: Gateway) -> list[Operation]:
     return [with_refusals(surface, operation) for operation in surface.routes(gateway)]
 
 
-def document(table: Table, model: str = "") -> dict[str, Any]:
-    """The whole document, ready for JSON; examples that name a model name `model`, unless it is empty.
+def document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON; examples that name a model name `model`, and `talker` where they generate,
+    unless that is empty.
 
     Raises ValueError when two operations share a path and method, or when an endpoint's type has no JSON schema.
     """
-    writer = _Writer(table, model)
+    writer = _Writer(table, model, talker)
     paths: dict[str, dict[str, Any]] = {}
     for name, operations in table.items():
         for operation in operations:
@@ -148,9 +150,9 @@ def operation_id(operation: Operation) -> str:
     return f"{operation.method.lower()}_{words or 'root'}"
 
 
-def _default_model(gateway: Gateway) -> str:
+def _default_model(gateway: Gateway, task: TaskKind) -> str:
     try:
-        return gateway.model("").name
+        return gateway.resolve("", task)[0]
     except ModelNotFound:
         return ""
 
@@ -158,8 +160,9 @@ def _default_model(gateway: Gateway) -> str:
 class _Writer:
     """Writes operations, and collects what they share: schemas, headers, parameters and security schemes."""
 
-    def __init__(self, table: Table, model: str) -> None:
+    def __init__(self, table: Table, model: str, talker: str) -> None:
         self._model = model
+        self._talker = talker
         kinds = [kind for operations in table.values() for each in operations for kind in _types(each)]
         types = list({id(kind): kind for kind in kinds}.values())
         made, self._schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -251,8 +254,9 @@ class _Writer:
     def _named(self, operation: Operation) -> Any:
         """The example with the model that is served here; what manages models is not tried out on that one."""
         example = operation.example
-        if self._model and isinstance(example, dict) and operation.access != "admin":
-            return {**example, **{name: self._model for name in ("model", "model_name") if name in example}}
+        model = self._talker if operation.generates else self._model
+        if model and isinstance(example, dict) and operation.access != "admin":
+            return {**example, **{name: model for name in ("model", "model_name") if name in example}}
         return example
 
 

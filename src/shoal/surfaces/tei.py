@@ -14,7 +14,7 @@ from shoal.core.protocols import ModelFacts, Operation
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, TooManyInputs, Unauthorized, WrongType
 from shoal.surfaces import _facts, _rows, _status, _wire
 from shoal.surfaces._request import JSON, Headers, Options, Reply, Request
-from shoal.types import Direction, Embed, Embedded, TextItem
+from shoal.types import Context, Direction, Embed, Embedded, TextItem
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -191,8 +191,8 @@ class _Codec:
             raise EmptyInput("`inputs` is empty; send at least one text.", param="inputs")
         _check_count(len(texts), self._max_inputs)
         special = asked.add_special_tokens is not False
-        codec = self._gateway.codec("")
-        tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
+        async with self._gateway.using_codec("", _waiting(request)) as codec:
+            tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
         body = await _rows.arrays_of(tokens, orjson.dumps)
         return Reply(200, [JSON], body)
 
@@ -206,8 +206,14 @@ class _Codec:
         ids = cast(list[list[int]], [asked.ids] if int in kinds else asked.ids)
         _check_count(len(ids), self._max_inputs)
         skip = asked.skip_special_tokens is not False
-        texts = await self._gateway.codec("").decode(ids, skip_special_tokens=skip)
+        async with self._gateway.using_codec("", _waiting(request)) as codec:
+            texts = await codec.decode(ids, skip_special_tokens=skip)
         return Reply(200, [JSON], await _rows.array_of(len(texts), lambda start, stop: orjson.dumps(texts[start:stop])))
+
+
+def _waiting(request: Request) -> Context:
+    """For a model that has to wake first. It is no task, so what becomes of it stays the front's to count."""
+    return Context(id=request.id, deadline=request.deadline, client=request.client)
 
 
 class _Info:

@@ -334,7 +334,7 @@ def entry_of(
     return EntrySpec(
         name=name,
         graph=stored.graph,
-        text=stored.manifest.text,
+        text=stored.manifest.embedder,
         data=data,
         tokenizer=stored.tokenizer,
         source=stored.manifest.address,

@@ -8,34 +8,32 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shoal.backends.triton.control import lasting
-from shoal.backends.triton.engine import ANY_BATCH, RETRY_S, Target, TritonEngine
-from shoal.backends.triton.errors import ModelGone
-from shoal.backends.triton.naming import is_part, served_name
+from shoal.backends.triton.engine import ANY_BATCH, RETRY_S, Schema, Target, TritonEngine
+from shoal.backends.triton.llm_schema import LlmSchema
 from shoal.backends.triton.schema import Embedder
 from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
 from shoal.core.probe import TEXTS, Probed, probe
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
-from shoal.errors import ConfigError, DeadlineExceeded, ShoalError, TransportFailed
+from shoal.errors import ConfigError, DeadlineExceeded, TransportFailed
 from shoal.local import limits_of
-from shoal.models.address import Address, Served, check_name
 from shoal.models.foreign import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.sources import Access
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.codec import TokenizerCodec
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.text import TextPipeline
 from shoal.pipelines.tokenizer import TextTokenizer
-from shoal.settings import ModelTable, Settings
-from shoal.types import ModelStats, TextSpec
+from shoal.triton.llm import Talk, TritonTalker, open_llm
+from shoal.triton.targets import OnTriton, Wanted, offered
+from shoal.types import TextSpec
 
 logger = logging.getLogger("shoal.triton")
 
@@ -48,86 +46,27 @@ Note = Callable[[str], None]
 MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
 
 
-class TritonRunner(BatchedRunner):
-    """A Triton model behind a lane. Closing it leaves the model loaded on its servers; `unload` does not."""
+class TritonRunner(BatchedRunner, OnTriton):
+    """An embedding model on Triton behind a lane."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, targets: Sequence[Target], codec: TextCodec | None) -> None:
-        super().__init__(lane, facts, codec)
-        self.targets = targets
-        self._stats: dict[int, ModelStats] = {}
-
-    async def statistics(self) -> list[ModelStats]:
-        """Triton's own counts, one a server under the name that the model has here; of a server that does not answer
-        its last ones."""
-        name = self.lane.options.model
-        for number, stats in enumerate(await asyncio.gather(*map(_statistics, self.targets))):
-            if stats is not None:
-                self._stats[number] = msgspec.structs.replace(stats, name=name)
-        return [self._stats.get(number) or ModelStats(name=name) for number in range(len(self.targets))]
-
-    async def unload(self, timeout_s: float) -> None:
-        """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when
-        they say that it is gone. Raises what Control.unload raises, once it was tried on every one."""
-        releases = (target.release(timeout_s) for target in self.targets)
-        outcomes = await asyncio.gather(*releases, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        BatchedRunner.__init__(self, lane, facts, codec)
+        OnTriton.__init__(self, lane.options.model, targets)
 
 
-async def _statistics(target: Target) -> ModelStats | None:
-    try:
-        found = await target.control.statistics(target.model, target.version, deadline=target.soon())
-    except ShoalError as error:
-        logger.debug("no statistics of %s: %s", target.address, error.message)
-        return None
-    # Without a version in the address every loaded one is told of; the newest is the one that answers.
-    return max(found, key=lambda stats: stats.last_inference, default=None)
-
-
-async def offered(server: Target, address: Address) -> dict[str, Served | str]:
-    """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be."""
-    found: dict[str, Served | str] = {}
-    for one in await server.control.index(deadline=server.soon()):
-        if one.state != "READY" or one.name in found or is_part(one.name):
-            continue
-        try:
-            name = check_name(served_name(one.name) or one.name)
-            await replace(server, model=one.name, version="").schema()
-            found[name] = Served(name=name, addresses=(msgspec.structs.replace(address, model=one.name),))
-        except ModelGone:  # unloaded meanwhile
-            continue
-        except TransportFailed:
-            raise
-        except ShoalError as error:
-            found[one.name] = error.message
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One model to open: its replicas' targets, what the configuration says of it, and, where this process wrote it
-    into the repository, the files that it was made from."""
-
-    name: str
-    source: str
-    targets: Sequence[Target]
-    settings: Settings
-    table: ModelTable = field(default_factory=ModelTable)
-    stored: Stored | None = None
-
-
-async def open_triton(wanted: Wanted, lane: MakeLane, note: Note) -> TritonRunner:
+async def open_triton(wanted: Wanted, lane: MakeLane, talk: Talk, note: Note) -> TritonRunner | TritonTalker:
     """Open a model's replicas, as soon as one of them can serve; the others join when they come and agree with it.
 
-    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
-    model cannot be served.
+    `lane` and `talk` make what an embedding model and a language model run behind. While no server is there this
+    waits, for ever: `note` is told why. Raises SetupError when a server is there and the model cannot be served.
     """
     for pause in lasting(RETRY_S):
-        number, embedder, brought = await _first(wanted.targets, note)
+        number, schema, brought = await _first(wanted.targets, note)
         target = wanted.targets[number]
         try:
-            return await _opened(wanted, lane, number, embedder)
+            if isinstance(schema, LlmSchema):
+                return await open_llm(wanted, talk, number, schema)
+            return await _opened(wanted, lane, number, schema)
         except (TransportFailed, DeadlineExceeded) as error:  # it went away before its first answer
             note(f"waiting for {target.address}: {error.message}")
         except BaseException:  # a cancelled load, too, leaves nothing on the server
@@ -165,7 +104,7 @@ async def _opened(wanted: Wanted, lane: MakeLane, number: int, embedder: Embedde
     return runner
 
 
-async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Embedder, bool]:
+async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Schema, bool]:
     """The first replica that can serve, its schema, and whether it was loaded for that."""
     for pause in lasting(RETRY_S):
         for number, target in enumerate(targets):
@@ -177,7 +116,7 @@ async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Embedder, 
     raise AssertionError("the pauses never end")
 
 
-async def _found(target: Target) -> tuple[Embedder, bool]:
+async def _found(target: Target) -> tuple[Schema, bool]:
     served = await target.serving()
     try:
         return await target.find(), not served
@@ -286,7 +225,7 @@ class _Model:
         """The folder of the tokenizer, and how texts become this model's tensors."""
         wanted, embedder = self.wanted, self.embedder
         if wanted.stored is not None:
-            return wanted.stored.path, wanted.stored.manifest.text
+            return wanted.stored.path, wanted.stored.manifest.embedder
         written = embedder.parameters.get("shoal_text")
         if written and wanted.table.tokenizer is None:
             source = embedder.parameters.get("shoal_source", "")
@@ -355,3 +294,6 @@ def space_of(wanted: Wanted, embedder: Embedder, pipeline: TextPipeline | String
         msgspec.to_builtins(pipeline.spec),
     ]
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+
+
+__all__ = ["TritonRunner", "TritonTalker", "Wanted", "offered", "open_triton"]

@@ -18,7 +18,7 @@ from shoal.backends.fake import FakeEngine, FakeTalker, tokens_of, vector_of
 from shoal.core.batcher import Lane
 from shoal.core.protocols import Runner
 from shoal.errors import BackendError, CapacityError, RequestError, ShoalError
-from shoal.types import Chunk, Embed, Generate, TextItem
+from shoal.types import Chunk, Embed, Generate, TextItem, Usage
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context
 
@@ -50,7 +50,7 @@ def embed(*inputs: TextItem) -> Embed:
 
 
 def generate(words: int) -> Generate:
-    return Generate(model="m", prompt=" ".join(map(str, range(words))))
+    return Generate(model="m", prompts=[" ".join(map(str, range(words)))])
 
 
 class RunnerContract:
@@ -190,13 +190,15 @@ class StreamContract(RunnerContract):
     def stream(self, opened: Opened, words: int, seconds: float = 30.0) -> AsyncGenerator[Chunk, Any]:
         return opened.runner.stream(generate(words), context(seconds))
 
-    def test_the_last_chunk_says_why(self, virtual: Run[None]) -> None:
-        """Every word in order; only the last chunk carries a finish reason."""
+    def test_the_last_chunks_say_why_and_how_much(self, virtual: Run[None]) -> None:
+        """Every word in order; then one finish reason, then the usage, which stands alone and last."""
 
         async def main() -> None:
-            chunks = [chunk async for chunk in self.stream(self.opened(), 5)]
-            assert [chunk.text.strip() for chunk in chunks] == list("01234")
-            assert [chunk.finish_reason for chunk in chunks] == [None] * 4 + ["stop"]
+            *words, end, usage = [chunk async for chunk in self.stream(self.opened(), 5)]
+            assert "".join(chunk.text for chunk in words) == "0 1 2 3 4"
+            assert {chunk.finish_reason for chunk in words} == {None}
+            assert (end.finish_reason, end.usage) == ("stop", None)
+            assert usage == Chunk(usage=Usage(prompt_tokens=5, completion_tokens=5))
 
         virtual(main)
 

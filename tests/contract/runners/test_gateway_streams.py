@@ -12,10 +12,12 @@ import pytest
 
 from shoal.backends.fake import FakeScript, FakeTalker
 from shoal.core.gateway import Gateway
+from shoal.core.loading import Plan
 from shoal.core.registry import Model, Registry
 from shoal.errors import DeadlineExceeded
 from shoal.types import Chunk, Context, Generate
 from tests.unit.core.conftest import Run, gathered, until
+from tests.unit.core.talks import talking
 
 
 class Talk:
@@ -25,27 +27,29 @@ class Talk:
         self.talker = FakeTalker(FakeScript(token_ms=10))
         registry = Registry()
         registry.add(model := Model("m"))
-        model.loaded(self.talker)
-        self.gateway = Gateway(registry, max_streams=places)
+        model.plan = Plan(name="m", source="s", backend="fake", max_streams=places)
+        model.loaded(talking(self.talker))
+        self.gateway = Gateway(registry)
+        self.places = self.gateway._places(model)
 
     def stream(self, client: str = "c", words: int = 100, seconds: float = 1000.0) -> AsyncGenerator[Chunk, Any]:
         # The talker reads the loop's clock, places the real one: a deadline that is late on both.
         deadline = max(time.monotonic(), asyncio.get_running_loop().time()) + seconds
-        task = Generate(model="m", prompt=" ".join(map(str, range(words))))
+        task = Generate(model="m", prompts=[" ".join(map(str, range(words)))])
         return self.gateway.stream(task, Context(id="r", deadline=deadline, client=client))
 
     async def read(self, order: list[str], client: str = "c", words: int = 3) -> int:
         async with aclosing(self.stream(client, words)) as chunks:
             count = 0
-            async for _ in chunks:
+            async for chunk in chunks:
                 if not count:
                     order.append(client)
-                count += 1
+                count += bool(chunk.text)
         return count
 
     @property
     def free(self) -> int:
-        return self.gateway._streams.free
+        return self.places.free
 
 
 def test_cancelled_while_queued_never_begins(virtual: Run[None]) -> None:
@@ -121,7 +125,9 @@ def test_waiting_for_a_place_ends_at_the_deadline(virtual: Run[None]) -> None:
         holder = asyncio.create_task(talk.read([], words=10_000))
         await until(lambda: talk.free == 0)
         deadline = time.monotonic() + 2
-        late = talk.gateway.stream(Generate(model="m", prompt="x"), Context(id="r", deadline=deadline, client="late"))
+        late = talk.gateway.stream(
+            Generate(model="m", prompts=["x"]), Context(id="r", deadline=deadline, client="late")
+        )
         with pytest.raises(DeadlineExceeded, match="place"):
             await anext(late)
         holder.cancel()

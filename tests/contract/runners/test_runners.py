@@ -8,6 +8,7 @@ from shoal.core.protocols import ModelFacts
 from shoal.core.routing import ByTask
 from tests.contract.runners.contract import EmbedContract, Opened, StreamContract
 from tests.unit.core.lanes import engine, make_lane
+from tests.unit.core.talks import talking
 
 FACTS = ModelFacts(source="fake", backend="fake", tasks=("embed",))
 UNLIKE = (
@@ -38,10 +39,10 @@ class TestByTask(EmbedContract, StreamContract):
     def opened(self) -> Opened:
         runner, opened = batched(*UNLIKE)
         talker = FakeTalker(TALK)
-        return Opened(ByTask([runner, talker]), opened.lane, opened.engines, talker)
+        return Opened(ByTask([runner, talking(talker)]), opened.lane, opened.engines, talker)
 
 
-class TestFakeTalker(StreamContract):
+class TestGeneration(StreamContract):
     def opened(self) -> Opened:
         talker = FakeTalker(TALK)
-        return Opened(talker, talker=talker)
+        return Opened(talking(talker), talker=talker)

@@ -6,6 +6,13 @@ slow        text (milliseconds) -> embedding [8], unless it is cancelled; notes 
 failing     text -> embedding [8]; words in the text make it fail, see the module
 big         text (millions of bytes) -> embedding, so large
 decoupled   text (a number) -> so many responses on one stream
+
+Language models, the tensors being those of `tests.fakes.triton_llm`:
+
+talker_KIND           text_input -> text_output, as its prompt says; see the module `talker`
+talker_whole          of TensorRT-LLM's kind, that answers in one piece
+talker_ensemble       an ensemble of Triton's own over `talker_trtllm`
+llama                 input_ids -> output_ids; see the module; `llama_whole` answers in one piece
 """
 
 from __future__ import annotations
@@ -13,12 +20,17 @@ from __future__ import annotations
 import math
 import shutil
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from google.protobuf import text_format
 
+from shoal.backends.triton.protocol_pb2 import ModelInstanceGroup
 from shoal.types import Array
+from tests.fakes.triton_llm import Kind, talker_config
+from tests.fixtures.tiny_llama import VOCABULARY
 
 _HERE = Path(__file__).parent
 _TEXT = ("text", "TYPE_STRING", "[ 1 ]")
@@ -34,6 +46,7 @@ class TestModel:
     outputs: tuple[tuple[str, str, str], ...] = (("embedding", "TYPE_FP32", "[ 8 ]"),)
     max_batch_size: int = 32
     extra: str = ""
+    program: str = ""
 
     def config(self, name: str, notes: Path) -> str:
         lines = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {self.max_batch_size}"]
@@ -44,7 +57,38 @@ class TestModel:
         return "\n".join([*lines, self.extra, ""])
 
 
-MODELS = {
+@dataclass(frozen=True, slots=True)
+class LlmModel:
+    """A language model of a kind; `parameters` go into its configuration beside the kind, `more` are further inputs.
+    `over`: an ensemble of one step, which has no program."""
+
+    kind: Kind
+    program: str = "talker"
+    decoupled: bool | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    over: str = ""
+    more: str = ""
+
+    def config(self, name: str, notes: Path) -> str:
+        config = talker_config(self.kind, name, decoupled=self.decoupled, more=self.more)
+        config.backend = "" if self.over else "python"
+        config.platform = "ensemble" if self.over else ""
+        if self.over:
+            config.ClearField("model_transaction_policy")  # as TensorRT-LLM's says nothing of it
+            step = config.ensemble_scheduling.step.add(model_name=self.over, model_version=-1)
+            step.input_map.update({each.name: each.name for each in config.input})
+            step.output_map.update({each.name: each.name for each in config.output})
+        else:
+            config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+        told = {"notes": str(notes), "kind": self.kind, **self.parameters}
+        for key, text in told.items():
+            config.parameters[key].string_value = text
+        return text_format.MessageToString(config)
+
+
+WEIGHTS = {"vocabulary": str(VOCABULARY), "seed": "7"}
+
+MODELS: dict[str, TestModel | LlmModel] = {
     "near_free": TestModel(outputs=(("embedding", "TYPE_FP32", "[ 1024 ]"),), max_batch_size=256),
     "tokens_in": TestModel(
         inputs=(("input_ids", "TYPE_INT64", "[ -1 ]"), ("attention_mask", "TYPE_INT64", "[ -1 ]")),
@@ -59,6 +103,15 @@ MODELS = {
         max_batch_size=0,
         extra="model_transaction_policy { decoupled: true }",
     ),
+    "talker_vllm": LlmModel("vllm"),
+    "talker_trtllm": LlmModel("bls", more="stop? BOOL 1"),
+    "talker_ensemble": LlmModel("bls", over="talker_trtllm"),
+    "talker_whole": LlmModel("ensemble", decoupled=False),
+    "talker_gpt": LlmModel("gpt"),
+    "talker_llmapi": LlmModel("llmapi"),
+    "talker_text": LlmModel("text"),
+    "llama": LlmModel("tokens", "llama", parameters=WEIGHTS),
+    "llama_whole": LlmModel("tokens", "llama", decoupled=False, parameters=WEIGHTS),
 }
 
 
@@ -67,7 +120,8 @@ def write_models(repository: Path, notes: Path) -> None:
     for name, model in MODELS.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
-        shutil.copyfile(_HERE / f"{name}.py", folder / "model.py")
+        if not (isinstance(model, LlmModel) and model.over):
+            shutil.copyfile(_HERE / f"{model.program or name}.py", folder / "model.py")
         (repository / name / "config.pbtxt").write_text(model.config(name, notes))
 
 

@@ -16,7 +16,7 @@ from shoal.backends.fake import (
     vector_of,
     word_id,
 )
-from shoal.core.protocols import Prepared
+from shoal.core.protocols import Piece, Prepared, Prompt
 from shoal.errors import (
     AddressError,
     DeadlineExceeded,
@@ -26,9 +26,8 @@ from shoal.errors import (
     NotFinite,
     OutOfMemory,
     TransportFailed,
-    Unsupported,
 )
-from shoal.types import Chunk, Context, Embed, Generate, TextItem
+from shoal.types import Context, Embed, Sampling, TextItem
 from tests.unit.core.conftest import Run, gathered, run_virtual, until
 
 
@@ -231,40 +230,79 @@ def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> No
     virtual(main)
 
 
-async def said(talker: FakeTalker, prompt: str, max_tokens: int | None = None) -> list[Chunk]:
-    task = Generate(model="m", prompt=prompt, max_tokens=max_tokens)
-    return [chunk async for chunk in talker.stream(task, Context(id="r", deadline=soon()))]
+async def said(talker: FakeTalker, prompt: str, **sampling: Any) -> list[Piece]:
+    pieces = talker.generate(Prompt(text=prompt), Sampling(**sampling), Context(id="r", deadline=soon()))
+    return [piece async for piece in pieces]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "limit", "words", "reason"),
-    [("a b", None, ["a ", "b "], "stop"), ("a b", 3, ["a ", "b ", "a "], "length"), ("", None, [" "], "stop")],
+    ("prompt", "sampling", "words", "reason"),
+    [
+        ("a b", {}, ["a", " b"], "stop"),
+        ("a b", {"max_tokens": 1}, ["a"], "length"),
+        ("a b", {"max_tokens": 9}, ["a", " b"], "stop"),
+        ("a b", {"min_tokens": 3}, ["a", " b", " a"], "stop"),
+        ("a b", {"min_tokens": 9, "max_tokens": 3}, ["a", " b", " a"], "length"),
+        ("", {}, [""], "stop"),
+    ],
 )
 def test_talkers_repeat_the_prompt(
-    virtual: Run[None], prompt: str, limit: int | None, words: list[str], reason: str
+    virtual: Run[None], prompt: str, sampling: dict[str, Any], words: list[str], reason: str
 ) -> None:
-    """Word by word, round again up to the limit; the last chunk says why it ended."""
+    """Word by word up to the limit, round again only where more is asked for; the last piece says why it ended."""
 
     async def main() -> None:
         talker = FakeTalker(FakeScript())
-        chunks = await said(talker, prompt, limit)
-        assert [chunk.text for chunk in chunks] == words
-        assert [chunk.finish_reason for chunk in chunks] == [None] * (len(words) - 1) + [reason]
-        assert (talker.produced, talker.closed) == (len(words), 1)
+        pieces = await said(talker, prompt, **sampling)
+        assert [piece.text for piece in pieces] == words
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(words) - 1) + [reason]
+        assert (talker.produced, talker.closed, talker.running) == (len(words), 1, 0)
 
     virtual(main)
 
 
-def test_talkers_do_not_embed(virtual: Run[None]) -> None:
-    """Refused by the field; facts say so."""
+def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
+    """Of each word, and of as many others as asked for; none unless asked."""
 
     async def main() -> None:
         talker = FakeTalker(FakeScript())
-        assert talker.facts.tasks == ("generate",)
-        assert talker.ready()
-        with pytest.raises(Unsupported) as caught:
-            await talker.run(Embed(model="m", inputs=["x"]), Context(id="r", deadline=soon()))
-        assert caught.value.param == "model"
+        assert [piece.logprobs for piece in await said(talker, "a b")] == [(), ()]
+        first, second = [piece.logprobs[0] for piece in await said(talker, "a b", logprobs=2)]
+        assert (first.token, first.logprob, second.token, second.logprob) == ("a", 0, " b", -0.1)
+        assert [(each.token, each.logprob) for each in second.top] == [(" b", -0.1), (" b1", -0.2)]
+
+    virtual(main)
+
+
+def test_talkers_fail_as_told(virtual: Run[None]) -> None:
+    """Refused before the first word, failed in mid-answer, gone; each time what ran is closed."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript())
+        with pytest.raises(InputRejected):
+            await said(talker, "a reject-item")
+        with pytest.raises(EngineFailed, match="does not say"):
+            await said(talker, "a poison-item b")
+        assert talker.produced == 1
         await talker.aclose()
+        assert not talker.ready()
+        with pytest.raises(TransportFailed):
+            await said(talker, "a")
+        late = talker.generate(Prompt(text="a"), Sampling(), Context(id="r", deadline=0.0))
+        talker.online = True
+        with pytest.raises(DeadlineExceeded):
+            await anext(late)
+        assert talker.running == 0
+
+    virtual(main)
+
+
+def test_adapters_change_the_answer(virtual: Run[None]) -> None:
+    """So that a test can see which one was asked."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript())
+        pieces = talker.generate(Prompt(text="a b"), Sampling(), Context(id="r", deadline=soon()), adapter="loud")
+        assert [piece.text async for piece in pieces] == ["A", " B"]
 
     virtual(main)

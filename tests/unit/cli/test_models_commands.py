@@ -246,3 +246,20 @@ class TestTriton:
         assert result.exit_code == 2
         assert "--url and --from exclude each other" in result.stderr
         assert composed == []
+
+
+class TestLanguageModels:
+    FOLDER = Path(__file__).parents[2] / "fixtures" / "tiny_llama_ir"
+
+    def test_from_pull_to_rm(self, shoal: Shoal) -> None:
+        """They are pulled, listed, shown with what holds of them, and removed; a folder used in place stays."""
+        assert shoal("pull", f"file:{self.FOLDER}").exit_code == 0
+        assert "tiny_llama_ir" in shoal("list").stdout
+        shown = json.loads(shoal("show", "tiny_llama_ir", "--json", "--verify").stdout)
+        assert (shown["task"], shown["context_tokens"], shown["damaged"]) == ("generate", 2048, [])
+        assert shown["used_in_place"] == str(self.FOLDER)
+        assert "dimension" not in shown
+        words = shoal("show", "tiny_llama_ir").stdout
+        assert "LlamaForCausalLM" in words
+        assert "removed tiny_llama_ir" in shoal("rm", "tiny_llama_ir").stdout
+        assert (self.FOLDER / "openvino_model.bin").is_file()

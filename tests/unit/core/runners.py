@@ -36,7 +36,7 @@ class Embedder:
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         try:
-            for word in task.prompt.split():
+            for word in str(task.prompts[0]).split():
                 yield Chunk(text=word)
             await self._act()
         finally:

@@ -35,7 +35,7 @@ def test_does_not_generate(virtual: Run[None]) -> None:
 
     async def main() -> None:
         with pytest.raises(Unsupported, match="'m' embeds") as caught:
-            BatchedRunner(make_lane(FakeScript()), FACTS).stream(Generate(model="m", prompt="x"), context())
+            BatchedRunner(make_lane(FakeScript()), FACTS).stream(Generate(model="m", prompts=["x"]), context())
         assert caught.value.param == "model"
 
     virtual(main)

@@ -3,20 +3,24 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shoal.backends.fake import FakeScript
+from shoal.backends.fake import FakeScript, FakeTalker
 from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
-from shoal.core.protocols import Observer, Runner
+from shoal.core.generation import GenerationRunner
+from shoal.core.loading import Plan
+from shoal.core.protocols import GenerationReport, Observer, Runner
 from shoal.core.registry import Model, Registry
 from shoal.core.statistics import Counts
 from shoal.errors import (
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
+    InputRejected,
     InternalError,
     InvalidValue,
     ModelNotFound,
@@ -28,9 +32,10 @@ from shoal.errors import (
     Unsupported,
 )
 from shoal.types import Context, Embed, Generate, Result, TaskKind, TextItem, TrafficClass
-from tests.unit.core.conftest import gathered, until
+from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context, make_lane
 from tests.unit.core.runners import Codec, Embedder
+from tests.unit.core.talks import talking
 
 
 class Told(Observer):
@@ -55,10 +60,11 @@ def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, T
     registry, told = Registry(), Told()
     for number, runner in enumerate(runners):
         model = Model(f"m{number}", ("alias",) if not number else ())
+        model.plan = Plan(name=model.name, source="s", backend="b", max_streams=max_streams)
         registry.add(model)
         if runner is not None:
             model.loaded(runner)
-    return Gateway(registry, told, max_streams=max_streams), told
+    return Gateway(registry, told), told
 
 
 def soon(seconds: float = 30.0, client: str = "c") -> Context:
@@ -70,7 +76,7 @@ def embed(model: str = "", *inputs: TextItem) -> Embed:
 
 
 def generate(prompt: str = "a b c", model: str = "") -> Generate:
-    return Generate(model=model, prompt=prompt)
+    return Generate(model=model, prompts=[prompt])
 
 
 async def text_of(gate: Gateway, task: Generate, ctx: Context) -> str:
@@ -231,13 +237,6 @@ async def test_the_codec_is_that_of_the_model() -> None:
     """A runner with a tokenizer is shown as it is; others, unknown names and loading models answer their errors."""
     batched = BatchedRunner(make_lane(FakeScript()), Embedder().facts, Codec())
     gate, _ = gateway(batched, Embedder(), None)
-    assert gate.codec("alias") is batched
-    with pytest.raises(Unsupported, match="'m1' does not show its tokenizer"):
-        gate.codec("m1")
-    with pytest.raises(ModelNotReady):
-        gate.codec("m2")
-    with pytest.raises(ModelNotFound):
-        gate.codec("m3")
     async with gate.using_codec("alias", context()) as shown:
         assert shown is batched
     for name, error in (("m1", Unsupported), ("m2", ModelNotReady), ("m3", ModelNotFound)):
@@ -324,3 +323,92 @@ async def test_an_observer_is_optional() -> None:
     registry.add(model := Model("m"))
     model.loaded(runner := Embedder())
     assert await Gateway(registry).run(embed(), soon()) is runner.answer
+
+
+async def test_too_many_that_wait_for_a_place_are_refused() -> None:
+    """Over max_queued_streams, and over half of it for one client; those that wait are not touched."""
+    runner = Embedder(("generate",), release=asyncio.Event())
+    gate, _ = gateway(runner, max_streams=1)
+    model = gate.registry.find("m0")
+    assert model.plan is not None
+    model.plan = replace(model.plan, max_queued_streams=4)
+    holds = asyncio.create_task(text_of(gate, generate(), soon()))
+    await until(lambda: runner.begun == 1)
+    waiting = [asyncio.create_task(text_of(gate, generate(), soon(client="a"))) for _ in range(2)]
+    await until(lambda: gate._places(model).waiting == 2)
+    with pytest.raises(Overloaded, match="this client") as caught:
+        await text_of(gate, generate(), soon(client="a"))
+    assert caught.value.retry_after
+    waiting += [asyncio.create_task(text_of(gate, generate(), soon(client=name))) for name in "bc"]
+    await until(lambda: gate._places(model).waiting == 4)
+    with pytest.raises(Overloaded, match="max_queued_streams"):
+        await text_of(gate, generate(), soon(client="d"))
+    assert runner.release is not None
+    runner.release.set()
+    assert [*await asyncio.gather(holds, *waiting)] == ["a b c"] * 5
+    assert gate._places(model).waiting == 0
+
+
+async def test_observers_hear_what_a_generation_used() -> None:
+    """Tokens of its usage, the time to its first chunk; nothing of the kind where none came."""
+
+    class Heard(Observer):
+        def __init__(self) -> None:
+            self.reports: list[GenerationReport] = []
+
+        def generated(self, report: GenerationReport) -> None:
+            self.reports.append(report)
+
+    heard, registry = Heard(), Registry()
+    registry.add(model := Model("m"))
+    model.loaded(talking())
+    gate = Gateway(registry, heard)
+    assert await text_of(gate, generate("a b c"), soon())
+    with pytest.raises(InputRejected):
+        await text_of(gate, generate("reject-item"), soon())
+    first, second = heard.reports
+    assert (first.model, first.prompt_tokens, first.completion_tokens) == ("m", 3, 3)
+    assert first.first_seconds is not None
+    assert 0 <= first.first_seconds <= first.seconds
+    assert (second.completion_tokens, second.first_seconds) == (0, None)
+
+
+def test_a_silent_model_is_given_up(virtual: Run[None]) -> None:
+    """Where the client reads along; an answer that is wanted whole may take all of the request's time."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript(token_ms=3000))
+        registry = Registry()
+        registry.add(model := Model("m"))
+        model.loaded(talking(talker))
+        loop = asyncio.get_running_loop()
+        gate = Gateway(registry, first_token_timeout_s=5, token_timeout_s=2, clock=loop.time)
+
+        async def read(*, stream: bool) -> str:
+            ctx = Context(id="r", deadline=loop.time() + 100)
+            task = Generate(model="m", prompts=["a b c"], stream=stream)
+            return "".join([chunk.text async for chunk in gate.stream(task, ctx)])
+
+        assert await read(stream=False) == "a b c"
+        with pytest.raises(DeadlineExceeded, match="silent for 2 s"):
+            await read(stream=True)
+        assert talker.running == 0
+
+    virtual(main)
+
+
+async def test_names_of_clients_mean_models_and_adapters() -> None:
+    """`model:latest` is the model, `model:adapter` one of its adapters; all else is not found, with what there is."""
+    gate, _ = gateway(talking(), Embedder(("generate",)), None)
+    gate.registry.find("m0").facts = None
+    runner = gate.registry.find("m0").runner
+    assert isinstance(runner, GenerationRunner)
+    runner._facts = replace(runner.facts, adapters=("loud",))
+    assert gate.resolve("m0") == gate.resolve("alias") == gate.resolve("alias:latest") == ("m0", "")
+    assert gate.resolve("m0:loud") == ("m0", "loud")
+    assert gate.resolve("") == ("m0", "")
+    for name, words in (("m0:x", "it has loud"), ("m1:x", "it has none"), ("m2:x", "it has none"), ("x:y", "exist")):
+        with pytest.raises(ModelNotFound, match=words):
+            gate.resolve(name)
+    gate.registry.remove(gate.registry.find("m1"))
+    assert gate.resolve("m0") == ("m0", "")

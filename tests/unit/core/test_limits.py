@@ -41,7 +41,7 @@ def test_size_decides_the_class_unless_it_is_told(items: int, told: TrafficClass
 
 def test_generation_is_interactive() -> None:
     """A stream has one prompt, whatever its length."""
-    assert traffic_of(Generate(model="m", prompt="x " * 100), Context(id="r", deadline=0.0)) == "interactive"
+    assert traffic_of(Generate(model="m", prompts=["x " * 100]), Context(id="r", deadline=0.0)) == "interactive"
 
 
 def test_full_queue_refuses_with_a_time_to_come_back() -> None:

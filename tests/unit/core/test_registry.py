@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from shoal.backends.fake import FakeScript, FakeTalker
 from shoal.core.registry import LONGEST_SHOWN, Model, Registry
 from shoal.errors import AddressError, InternalError, ModelFailed, ModelNotFound, ModelNotReady, SetupError
 from shoal.types import TaskKind
 from tests.unit.core.runners import Embedder
+from tests.unit.core.talks import talking
 
 
 def registry(*models: Model) -> Registry:
@@ -20,7 +20,7 @@ def registry(*models: Model) -> Registry:
 
 def ready(name: str, *, default_for: tuple[TaskKind, ...] = (), talks: bool = False) -> Model:
     model = Model(name, default_for=default_for)
-    model.loaded(FakeTalker(FakeScript()) if talks else Embedder())
+    model.loaded(talking() if talks else Embedder())
     return model
 
 

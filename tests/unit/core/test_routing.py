@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.core.protocols import Runner
@@ -10,7 +12,7 @@ from tests.unit.core.runners import Embedder
 
 CTX = Context(id="r", deadline=1e12)
 EMBED = Embed(model="m", inputs=["x"])
-GENERATE = Generate(model="m", prompt="a b")
+GENERATE = Generate(model="m", prompts=["a b"])
 
 
 async def test_each_task_goes_to_the_runner_that_can() -> None:
@@ -47,3 +49,12 @@ async def test_ready_and_close_mean_all() -> None:
     assert not runner.ready()
     await runner.aclose()
     assert (first.closed, second.closed) == (1, 1)
+
+
+def test_facts_hold_what_only_later_ones_know() -> None:
+    """Context and adapters of the one that generates; of a detail the first one's word counts."""
+    embeds, talks = Embedder(("embed",)), Embedder(("generate",))
+    embeds.facts = replace(embeds.facts, details={"a": 1})
+    talks.facts = replace(talks.facts, context_tokens=64, adapters=("x",), details={"a": 2, "b": 3})
+    facts = ByTask([embeds, talks]).facts
+    assert (facts.context_tokens, facts.adapters, facts.details) == (64, ("x",), {"a": 1, "b": 3})

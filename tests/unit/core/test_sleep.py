@@ -28,6 +28,7 @@ from shoal.types import Embed, Embedded, Generate
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context
 from tests.unit.core.lives import House
+from tests.unit.core.runners import Embedder
 
 
 def test_the_least_recently_used_makes_room(virtual: Run[None]) -> None:
@@ -316,7 +317,7 @@ def test_a_sleeper_is_asked_only_for_what_it_could(virtual: Run[None]) -> None:
         with pytest.raises(Unsupported, match="'a' cannot embed"):
             await house.ask("a")
         assert house.state("a") == "unloaded"
-        task = Generate(model="a", prompt="x y")
+        task = Generate(model="a", prompts=["x y"])
         assert [chunk.text async for chunk in house.gateway.stream(task, context())] == ["x", "y"]
         await house.loaded("b")
         model.facts = None
@@ -467,5 +468,32 @@ def test_embedding_through_a_sleeper_counts_as_one_request(virtual: Run[None]) -
         assert model.inflight == 1
         await call
         assert model.inflight == 0
+
+    virtual(main)
+
+
+def test_a_model_can_be_told_to_rest(virtual: Run[None]) -> None:
+    """At once when it is idle, and the next request wakes it; not in use, not in the middle of something else, and not
+    without a plan to come back by."""
+
+    async def main() -> None:
+        house = House()
+        await house.loaded("a")
+        assert house.life.rest("a")
+        assert house.life.rest("a")
+        await house.ask("a")
+        assert house.state("a") == "ready"
+        model = house.registry.find("a")
+        model.enter()
+        assert not house.life.rest("a")
+        model.leave()
+        unloading = house.life.unload("a")
+        assert not house.life.rest("a")
+        await unloading.wait()
+        with pytest.raises(ModelNotFound):
+            house.life.rest("a")
+        house.registry.add(alone := Model("b"))
+        alone.loaded(Embedder())
+        assert not house.life.rest("b")
 
     virtual(main)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.core.protocols import BatchReport
+from shoal.core.protocols import BatchReport, GenerationReport
 from shoal.observability.metrics import MAX_MODELS, UNKNOWN, LoopLag, PrometheusObserver
 from shoal.types import BatchFacts, Embedded
 
@@ -216,3 +216,20 @@ async def test_loop_lag_stops_with_its_block() -> None:
         await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]
+
+
+def test_generations_show_tokens_and_their_times(observer: PrometheusObserver) -> None:
+    """Once a request: its tokens, the wait for the first, the mean of the others; a refused one shows no times."""
+    observer.generated(GenerationReport("m", 7, 5, 0.2, 1.0))
+    observer.generated(GenerationReport("m", 3, 1, 0.2, 0.3))
+    observer.generated(GenerationReport("m", 0, 0, None, 0.1))
+    observer.generated(GenerationReport("invented", 1, 1, None, 0.1))
+    observer.generated(GenerationReport("invented too", 1, 1, None, 0.1))
+    samples = parsed(observer)
+    assert value(samples, "shoal_prompt_tokens_total", model="m") == 10
+    assert value(samples, "shoal_generated_tokens_total", model="m") == 6
+    assert value(samples, "shoal_first_token_seconds_count", model="m") == 2
+    assert value(samples, "shoal_token_seconds_count", model="m") == 1
+    assert value(samples, "shoal_token_seconds_sum", model="m") == pytest.approx(0.2)
+    assert value(samples, "shoal_generated_tokens_total", model=UNKNOWN) == 2
+    assert total(samples, "shoal_generated_tokens_total") == 8

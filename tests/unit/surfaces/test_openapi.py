@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -60,13 +59,15 @@ class Pets:
 
 
 class Gateway:
-    def __init__(self, default: str) -> None:
+    def __init__(self, default: str, talker: str = "") -> None:
         self.default = default
+        self.talker = talker
 
-    def model(self, name: str) -> Any:
-        if not self.default:
+    def resolve(self, name: str, task: str) -> tuple[str, str]:
+        found = self.talker if task == "generate" else self.default
+        if not found:
             raise ModelNotFound("no model")
-        return SimpleNamespace(name=self.default)
+        return found, ""
 
 
 def request(path: str = "/openapi.json") -> Request:
@@ -207,6 +208,10 @@ def test_examples_name_the_model_that_is_served() -> None:
 
     assert shown("org/name") == {"name": "Wanda", "model": "org/name"}
     assert shown("") == ADD.example
+    table = {"pets": [ADD, operation(path="/talk", generates=True, request=Pet, example=ADD.example)]}
+    paths = document(table, "org/name", "org/talker")["paths"]
+    told = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert told == {"name": "Wanda", "model": "org/talker"}
 
 
 def test_an_operation_claimed_twice_is_refused() -> None:
@@ -237,7 +242,10 @@ async def test_the_document_is_kept_until_the_default_model_changes() -> None:
     gateway.default = "two"
     assert b'"model":"two"' in (await route.endpoint(request())).body
     gateway.default = ""
-    assert b'"model":"any"' in (await route.endpoint(request())).body
+    made = (await route.endpoint(request())).body
+    assert b'"model":"any"' in made
+    gateway.talker = "three"
+    assert (await route.endpoint(request())).body is not made
 
 
 def test_errors_are_json() -> None:

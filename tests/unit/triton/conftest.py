@@ -13,8 +13,9 @@ import pytest
 from shoal.backends.triton import control as control_module
 from shoal.backends.triton import engine as engine_module
 from shoal.core.batcher import Lane, LaneOptions
+from shoal.core.generation import GenerationOptions, GenerationRunner
 from shoal.core.planner import Limits
-from shoal.core.protocols import Engine, ModelFacts, Observer, Pipeline
+from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, TextGenerator
 from shoal.core.threads import Threads
 from shoal.models.address import parse_address
 from shoal.models.store import Store, Stored
@@ -23,7 +24,7 @@ from shoal.triton import connections, models
 from shoal.triton import host as host_module
 from shoal.triton.connections import Tritons
 from shoal.triton.host import TritonHost
-from shoal.triton.models import TritonRunner, Wanted, open_triton
+from shoal.triton.models import TritonRunner, TritonTalker, Wanted, open_triton
 from tests.fakes.triton import FakeTriton
 from tests.unit.models import checkpoints
 from tests.unit.triton.kit import (
@@ -109,12 +110,12 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 async def opened(tritons: Tritons, triton: FakeTriton, offline: Settings) -> AsyncIterator[Open]:
     """Opens models of these servers (one: `triton`); they are closed at the end."""
-    runners: list[TritonRunner] = []
+    runners: list[TritonRunner | TritonTalker] = []
     threads = Threads("prepare", 1)
 
     async def open_(
         model: str, *servers: FakeTriton, table: ModelTable | None = None, notes: list[str] | None = None, **fields: Any
-    ) -> TritonRunner:
+    ) -> Any:
         chosen = fields.pop("settings", offline)
         targets = [
             await tritons.target(parse_address(f"triton://{each.target}#{model}"), table or ModelTable(), chosen)
@@ -133,8 +134,11 @@ async def opened(tritons: Tritons, triton: FakeTriton, offline: Settings) -> Asy
             options = LaneOptions(model="m", limits=Limits(), max_items=100, space=facts.space)
             return Lane(pipeline, engines, options, threads=threads, observer=Observer())
 
+        def talk(pipeline: ChatPipeline, generators: Sequence[TextGenerator], facts: ModelFacts) -> GenerationRunner:
+            return GenerationRunner(pipeline, generators, facts, GenerationOptions(model="m"))
+
         told: list[str] = [] if notes is None else notes
-        runner = await open_triton(wanted, lane, told.append)
+        runner = await open_triton(wanted, lane, talk, told.append)
         runners.append(runner)
         return runner
 

@@ -167,7 +167,7 @@ async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.001)
 
 
-Open = Callable[..., Coroutine[Any, Any, TritonRunner]]
+Open = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def soon(seconds: float = 30.0) -> Context:

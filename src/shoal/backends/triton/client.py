@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,6 +46,10 @@ UNARY: Mapping[str, type[Message]] = {
     "LogSettings": pb.LogSettingsResponse,
 }
 """The calls with one answer. The twentieth is ModelStreamInfer."""
+
+LONG_CALLS = 80
+"""Streams at a time on one connection: HTTP/2 servers and proxies let 100 in, often, and the rest waits unseen; the
+others are for short calls."""
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
@@ -96,6 +101,8 @@ class Client:
         self._metadata = tuple(metadata) or None
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
+        self._more: list[Client] = []
+        self._long_calls = 0
         self._closed = False
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
@@ -112,6 +119,20 @@ class Client:
             self._check_open(error)
             raise
 
+    @contextmanager
+    def long_call(self) -> Iterator[Client]:
+        """A connection to this server with room for a call that takes long: this one, or a further one, kept for the
+        next, where it holds LONG_CALLS of them already."""
+        line = next((each for each in (self, *self._more) if each._long_calls < LONG_CALLS), None)
+        if line is None:
+            line = Client(self.target, tls=self._tls, metadata=self._metadata or ())
+            self._more.append(line)
+        line._long_calls += 1
+        try:
+            yield line
+        finally:
+            line._long_calls -= 1
+
     async def stream_infer(
         self, request: pb.ModelInferRequest, deadline: float
     ) -> AsyncGenerator[pb.ModelInferResponse]:
@@ -121,23 +142,26 @@ class Client:
         Raises as the other calls, and TransportFailed where the connection broke in mid-stream.
         """
         request.parameters[EMPTY_FINAL].bool_param = True
-        call = self._stream_call(request, deadline)
-        try:
-            async for answer in call:
-                if answer.error_message:  # final, whatever its flag says: no answer follows it
-                    raise stream_error(answer.error_message)
-                final = parameter(answer.infer_response.parameters, FINAL) is True
-                if answer.infer_response.outputs:
-                    yield answer.infer_response
-                if final:
-                    return
-        except grpc.aio.AioRpcError as error:
-            raise rpc_error(error) from error
-        except asyncio.CancelledError as error:
-            self._check_open(error)
-            raise
-        finally:
-            call.cancel()
+        with self.long_call() as line:
+            call = line._stream_call(request, deadline)
+            try:
+                while (answer := await call.read()) is not grpc.aio.EOF:
+                    if answer.error_message:  # final, whatever its flag says: no answer follows it
+                        raise stream_error(answer.error_message)
+                    response = answer.infer_response
+                    # Read before it is given away: the answer is the reader's from then on.
+                    final = parameter(response.parameters, FINAL) is True
+                    if response.outputs:
+                        yield response
+                    if final:
+                        return
+            except grpc.aio.AioRpcError as error:
+                raise rpc_error(error) from error
+            except asyncio.CancelledError as error:
+                self._check_open(error)
+                raise
+            finally:
+                call.cancel()
 
     async def server_live(self, *, deadline: float) -> bool:
         return (await self.unary("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, deadline)).live
@@ -264,6 +288,9 @@ class Client:
         self._calls = {}
         if channel is not None:
             await channel.close()
+        more, self._more = self._more, []
+        for each in more:
+            await each.aclose()
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
         # Half-closed after the one request: a server that never marks an answer as final ends the stream instead.

@@ -1,5 +1,5 @@
-"""One model on one Triton server as an engine: batches out over gRPC, and a watch that notices when the server or the
-model goes and brings it back into service."""
+"""One model on one Triton server, wherever it is found there, and an embedding model as an engine: batches out over
+gRPC."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.control import Control, lasting
-from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
+from shoal.backends.triton.protocol_pb2 import (
+    ModelConfig,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataResponse,
+)
 from shoal.backends.triton.schema import Embedder, Names, detect
+from shoal.backends.triton.watch import Watch
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import ConfigError, Crashed, EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.errors import ConfigError, EngineFailed, InternalError, ShoalError, TransportFailed
 from shoal.types import Array
 
 logger = logging.getLogger("shoal.triton")
@@ -29,6 +36,8 @@ LOOK_S = 2.0
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Between looks at a model that does not; the last one goes on for ever."""
+
+Schema: TypeAlias = Embedder | LlmSchema
 
 ANY_BATCH = 1024
 """Items in a call to a model without a batch limit of its own; max_batch_size and max_batch_tokens narrow it."""
@@ -54,7 +63,7 @@ class Target:
     load: Callable[[], Awaitable[None]] | None = None
     unload: Callable[[], Awaitable[None]] | None = None
 
-    async def find(self, *, again: bool = False, reload: bool = False) -> Embedder:
+    async def find(self, *, again: bool = False, reload: bool = False) -> Schema:
         """Its schema, once it is ready to serve; loads it where that is needed and possible. `reload`: its process has
         died, which its server does not see.
 
@@ -74,11 +83,14 @@ class Target:
                 await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
         return await self.schema()
 
-    async def schema(self) -> Embedder:
+    async def schema(self) -> Schema:
         """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""
+        return schema_of(*await self.described(), self.names)
+
+    async def described(self) -> tuple[ModelConfig, ModelMetadataResponse]:
+        """What the server says of it. Raises ModelGone where it is not loaded."""
         config = await self.control.config(self.model, self.version, deadline=self.soon())
-        metadata = await self.control.metadata(self.model, self.version, deadline=self.soon())
-        return detect(config, metadata, self.names)
+        return config, await self.control.metadata(self.model, self.version, deadline=self.soon())
 
     async def serving(self) -> bool:
         return await self.control.ready(self.model, self.version, deadline=self.soon())
@@ -118,6 +130,12 @@ class Target:
         return time.monotonic() + self.rpc_timeout_s
 
 
+def schema_of(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Schema:
+    """How a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
+    named = names is not None and (names.inputs or names.outputs)  # only an embedder's tensors have such names
+    return (None if named else detect_llm(config, metadata)) or detect(config, metadata, names)
+
+
 Admit = Callable[["TritonEngine"], Awaitable[None]]
 
 
@@ -130,30 +148,33 @@ class TritonEngine:
 
     def __init__(self, target: Target, name: str, *, embedder: Embedder, admit: Admit, serving: bool = False) -> None:
         self.target = target
-        self.embedder = embedder
-        self.reason = "" if serving else "it was not reached yet"
-        self._admit = admit
-        self._ready = self._served = serving
-        self._broken = False
         self._closed = False
         self._running = 0
         self._idle = asyncio.Event()
-        self._look = asyncio.Event()
         self._facts = facts_of(name, embedder)
         self._inputs = {port.canonical: port for port in embedder.inputs}
         self._outputs = {port.canonical: port for port in embedder.outputs}
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: Watch[Embedder] = Watch(name, target, embedder, lambda: admit(self), serving=serving)
+
+    @property
+    def embedder(self) -> Embedder:
+        return self._watch.schema
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready; "" while it is."""
+        return self._watch.reason
 
     @property
     def facts(self) -> EngineFacts:
         return self._facts
 
     def ready(self) -> bool:
-        return self._ready
+        return self._watch.ready
 
     def start(self) -> None:
         """Begin to watch the model; once."""
-        self._watch = asyncio.create_task(self._keep(), name=f"watch {self._facts.name}")
+        self._watch.start(look_s=LOOK_S, retry_s=RETRY_S)
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
@@ -165,9 +186,7 @@ class TritonEngine:
         try:
             response = await self.target.client.infer(request, deadline)
         except TransportFailed as error:  # also: the model is not loaded there any more
-            # Triton goes on calling a model ready whose process has died; only loading it anew heals it.
-            self._broken = self._broken or isinstance(error, Crashed)
-            self._lost(error)
+            self._watch.lost(error)
             raise
         finally:
             self._running -= 1
@@ -177,11 +196,7 @@ class TritonEngine:
 
     async def aclose(self) -> None:
         self._closed = True
-        self._ready = False
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
+        await self._watch.aclose()
         while self._running:
             self._idle.clear()
             await self._idle.wait()
@@ -212,59 +227,6 @@ class TritonEngine:
             array = self.embedder.answered(port, array, rows)
             answer[canonical] = array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
         return answer
-
-    def _lost(self, error: ShoalError) -> None:
-        if self._ready:
-            logger.warning("%s is out of service: %s", self._facts.name, error.message)
-        self._ready = False
-        self.reason = error.message
-        self._look.set()
-
-    async def _keep(self) -> None:
-        pauses = lasting(RETRY_S)
-        failing = False
-        while True:
-            self._look.clear()  # before the look, so that what a request notices during it is looked at next
-            try:
-                await self._look_after()
-                failing, pauses = False, lasting(RETRY_S)
-            except ShoalError as error:
-                if not failing and not self._ready and error.message != self.reason:
-                    logger.warning("%s cannot serve: %s", self._facts.name, error.message)
-                self._lost(error)
-                failing = True
-            except Exception as error:  # a bug here must not end the watch: the model would never come back
-                logger.exception("watching %s failed in an unforeseen way", self._facts.name)
-                self._lost(InternalError(f"watching the model failed: {error!r}"))
-                failing = True
-            await self._pause(next(pauses) if failing else LOOK_S, wake=not failing)
-
-    async def _look_after(self) -> None:
-        if self._ready:
-            if await self.target.serving():
-                return
-            raise TransportFailed("the model is not loaded on the server any more")
-        found = await self.target.find(again=self._served, reload=self._broken)
-        if found.tensors != self.embedder.tensors:
-            if self._served:
-                raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")
-            raise ConfigError("the model's tensors are not those of its peers: serve it under a name of its own")
-        self.embedder = found
-        await self._admit(self)
-        self._ready = self._served = True
-        self._broken = False
-        self.reason = ""
-        logger.info("%s is in service", self._facts.name)
-
-    async def _pause(self, seconds: float, *, wake: bool) -> None:
-        if not wake:
-            await asyncio.sleep(seconds)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._look.wait()
-        except TimeoutError:
-            pass
 
 
 def facts_of(name: str, embedder: Embedder) -> EngineFacts:

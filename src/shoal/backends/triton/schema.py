@@ -151,7 +151,9 @@ class Embedder:
         return array.reshape(rows, *tail)
 
 
-class _Tensor(NamedTuple):
+class Tensor(NamedTuple):
+    """One tensor as the configuration has it: `dims` without the batch axis where max_batch_size is above 0."""
+
     name: str
     datatype: str
     dims: tuple[int, ...]
@@ -161,10 +163,12 @@ class _Tensor(NamedTuple):
         return f"{self.name} ({self.datatype} {list(self.dims)})"
 
 
-class _Model(NamedTuple):
+class Tensors(NamedTuple):
+    """All that a model takes and gives. `max_batch_size` 0: its tensors have no batch axis of Triton's."""
+
     name: str
-    inputs: dict[str, _Tensor]
-    outputs: dict[str, _Tensor]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
     max_batch_size: int
 
     def refuse(self, why: str) -> ConfigError:
@@ -174,7 +178,7 @@ class _Model(NamedTuple):
 def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Embedder:
     """How to call the model. Raises ConfigError, with the reason, for one that cannot be served as an embedder, and
     for `names` that it does not have."""
-    model = _read(config, metadata)
+    model = tensors_of(config, metadata)
     names = names or Names()
     _check_names(model, names)
     _refuse_other_kinds(config, metadata, model)
@@ -194,34 +198,34 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
         outputs=outputs,
         batch=batch,
         max_batch_size={"config": model.max_batch_size, "free": 0}.get(batch, 1),
-        instances=_instances(config),
+        instances=instances_of(config),
         dimension=first.dims[-1] if first.dims[-1] > 0 else None,
         level="token" if first.axes == 2 else "sentence",
         length=length,
         precision=parameters.get("shoal_precision") or _PRECISIONS.get(first.datatype, ""),
         parameters=parameters,
         ensemble=config.HasField("ensemble_scheduling"),
-        version=max(metadata.versions, key=_number, default=""),
+        version=newest(metadata),
     )
 
 
-def _read(config: ModelConfig, metadata: ModelMetadataResponse) -> _Model:
+def tensors_of(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
     """The tensors by the configuration; by the metadata where a server leaves them out of it."""
     size = max(config.max_batch_size, 0)
     inputs = [
-        _Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
+        Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
     ]
-    outputs = [_Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims)) for one in config.output]
+    outputs = [Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims)) for one in config.output]
     batched = 1 if size else 0
     if not inputs:
-        inputs = [_Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.inputs]
+        inputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.inputs]
     if not outputs:
-        outputs = [_Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.outputs]
+        outputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.outputs]
     name = config.name or metadata.name
-    return _Model(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
+    return Tensors(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
 
 
-def _check_names(model: _Model, names: Names) -> None:
+def _check_names(model: Tensors, names: Names) -> None:
     for setting, given, known, has in (
         ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT), model.inputs),
         ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT), model.outputs),
@@ -236,10 +240,10 @@ def _check_names(model: _Model, names: Names) -> None:
             raise model.refuse(f"cannot be served with {setting} that name one tensor twice")
 
 
-def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, model: _Model) -> None:
-    kind = _generator(config, metadata, model)
+def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> None:
+    kind = family_of(config, metadata, model)
     if kind:
-        raise model.refuse(f"generates text ({kind}): not served by this version")
+        raise model.refuse(f"generates text ({kind}): it is no embedder")
     if images := [str(one) for one in model.inputs.values() if not one.optional and _is_image(one)]:
         raise model.refuse(f"reads images ({images[0]}): not served by this version")
     if config.model_transaction_policy.decoupled:
@@ -250,7 +254,7 @@ def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, mo
         raise model.refuse("keeps state between requests (sequence_batching), which embeddings have none of")
 
 
-def _generator(config: ModelConfig, metadata: ModelMetadataResponse, model: _Model) -> str:
+def family_of(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
     """Whose convention for text generation a model follows; "" for none."""
     has = model.inputs.keys()
     if "dynamo" in (config.platform, config.backend, metadata.platform):
@@ -267,12 +271,12 @@ def _generator(config: ModelConfig, metadata: ModelMetadataResponse, model: _Mod
     return "text_output" if text is not None and text.datatype == "BYTES" else ""
 
 
-def _is_image(tensor: _Tensor) -> bool:
+def _is_image(tensor: Tensor) -> bool:
     pixels = tensor.datatype in _FLOATS and len(tensor.dims) >= 3 and 3 in (tensor.dims[-3], tensor.dims[-1])
     return tensor.name == "pixel_values" or pixels
 
 
-def _inputs(model: _Model, names: Names) -> tuple[Style, list[tuple[str, _Tensor]]]:
+def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor]]]:
     """The inputs that Shoal fills, by canonical name, the one that sets the shape first."""
     given = {own: canonical for canonical, own in names.inputs.items()}
     taken = set(names.inputs)
@@ -301,7 +305,7 @@ def _inputs(model: _Model, names: Names) -> tuple[Style, list[tuple[str, _Tensor
     return style, filled
 
 
-def _text_input(model: _Model, names: Names) -> _Tensor:
+def _text_input(model: Tensors, names: Names) -> Tensor:
     if own := names.inputs.get(TEXT):
         return model.inputs[own]
     texts = [one for one in model.inputs.values() if one.datatype == "BYTES"]
@@ -316,7 +320,7 @@ def _text_input(model: _Model, names: Names) -> _Tensor:
     return candidates[0]
 
 
-def _batch(model: _Model, first: tuple[str, _Tensor], style: Style) -> tuple[Batch, int]:
+def _batch(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Batch, int]:
     """Where the batch axis is, and the only length of a sequence that is taken (0: any)."""
     tensor = first[1]
     dims = tensor.dims
@@ -342,7 +346,7 @@ def _batch(model: _Model, first: tuple[str, _Tensor], style: Style) -> tuple[Bat
     return batch, max(dims[0], 0)
 
 
-def _input_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch, style: Style) -> Port:
+def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch, style: Style) -> Port:
     dims = tensor.dims if batch in ("config", "none") else tensor.dims[1:]
     if canonical == TEXT:
         if tensor.datatype != "BYTES":
@@ -355,7 +359,7 @@ def _input_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch, st
     return Port(canonical, tensor.name, tensor.datatype, dims)
 
 
-def _token_outputs(model: _Model, batch: Batch, names: Names) -> tuple[Port, ...]:
+def _token_outputs(model: Tensors, batch: Batch, names: Names) -> tuple[Port, ...]:
     given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
     if given:
         # Alone, a pooled vector is the sentence's: there is none after a Normalize to tell it from.
@@ -371,7 +375,7 @@ def _token_outputs(model: _Model, batch: Batch, names: Names) -> tuple[Port, ...
     return tuple(ports)
 
 
-def _text_outputs(model: _Model, batch: Batch, names: Names, style: Style) -> tuple[Style, tuple[Port, ...]]:
+def _text_outputs(model: Tensors, batch: Batch, names: Names, style: Style) -> tuple[Style, tuple[Port, ...]]:
     own = next((names.outputs[name] for name in (EMBEDDING, SENTENCE, POOLED) if name in names.outputs), "")
     vectors = model.outputs[own] if own else _preferred(model, TEXT_OUTPUTS)
     port = _output_port(model, EMBEDDING, vectors, batch)
@@ -383,7 +387,7 @@ def _text_outputs(model: _Model, batch: Batch, names: Names, style: Style) -> tu
     return style, (port, Port(COUNT, count.name, count.datatype, (), axes=0))
 
 
-def _preferred(model: _Model, order: Sequence[str]) -> _Tensor:
+def _preferred(model: Tensors, order: Sequence[str]) -> Tensor:
     """The output with the embedding."""
     floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
     listed = ", ".join(map(str, model.outputs.values())) or "nothing"
@@ -397,7 +401,7 @@ def _preferred(model: _Model, order: Sequence[str]) -> _Tensor:
     raise model.refuse(f"gives {listed}: name the one with the embedding in `output_names`")
 
 
-def _output_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch) -> Port:
+def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -> Port:
     """`canonical` "": by what the output holds."""
     dims = tensor.dims
     if tensor.datatype not in _FLOATS:
@@ -416,10 +420,15 @@ def _output_port(model: _Model, canonical: str, tensor: _Tensor, batch: Batch) -
     return Port(canonical or (TOKENS if token else SENTENCE), tensor.name, tensor.datatype, dims, axes=len(dims))
 
 
-def _instances(config: ModelConfig) -> int:
+def instances_of(config: ModelConfig) -> int:
     """`count` is for each GPU that is listed."""
     groups = [group for group in config.instance_group if not group.passive]
     return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
+
+
+def newest(metadata: ModelMetadataResponse) -> str:
+    """The newest version that is loaded; "" where the server tells of none."""
+    return max(metadata.versions, key=_number, default="")
 
 
 def _number(version: str) -> tuple[int, str]:

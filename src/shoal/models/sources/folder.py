@@ -13,7 +13,7 @@ from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job
-from shoal.models.sources.select import TOKENIZER, is_weights, module_folders
+from shoal.models.sources.select import IR, TOKENIZER, is_weights, module_folders
 
 
 def resolve(address: Address, *, weights: bool = True) -> Address:
@@ -22,13 +22,13 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
     The fingerprint covers names, sizes and times, so it costs no reading. Raises SourceError when no model is there;
     a tokenizer.json alone is one where no `weights` are asked for.
     """
-    needed = ("config.json", "modules.json") if weights else ("config.json", "modules.json", TOKENIZER)
+    needed = ("config.json", "modules.json", *IR[:1]) if weights else ("config.json", "modules.json", TOKENIZER)
     path = Path(address.target).expanduser()
     try:
         path = path.resolve(strict=True)
         if not path.is_dir():
             raise SourceError(f"{address} is a file: name the folder that holds the model")
-        if not any((path / name).is_file() for name in needed):
+        if not any((path / name).is_file() for name in needed) and not (weights and any(path.glob("*.gguf"))):
             raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
     except FileNotFoundError:

@@ -12,14 +12,46 @@ from shoal.errors import SourceError
 from shoal.models.manifest import is_inside
 
 TOKENIZER = "tokenizer.json"
-_SETTINGS = (".json", ".txt", ".model")
+IR = ("openvino_model.xml", "openvino_model.bin")
+"""A graph as OpenVINO writes it, and its weights."""
+
+_IR_TOKENIZERS = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
+_SETTINGS = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
+_GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
+_GENERATES = "generation_config.json"
+"""Language models have one, and embedders made from language models have a modules.json beside it."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 
 
 def is_weights(name: str) -> bool:
     """Whether a chosen file holds weights, or a graph with them."""
-    return name.endswith(".safetensors") or "model.onnx" in name
+    return name.endswith((".safetensors", ".gguf")) or "model.onnx" in name or name in IR
+
+
+def generative(names: Collection[str]) -> tuple[str, ...]:
+    """Of the files `names`, those with the graph of a language model, none when it is no such model or is one in
+    another form: openvino_model.xml with its weights, else a .gguf. Of several .gguf files it is the Q4_K_M.
+
+    Raises SourceError when one of several must be chosen.
+    """
+    if "modules.json" in names:
+        return ()
+    exact = any(_WEIGHTS.fullmatch(name) or name.endswith("model.onnx") for name in names)
+    if exact and _GENERATES not in names:
+        return ()
+    if set(IR) <= set(names):
+        return IR
+    files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
+    whole = [name for name in files if not _GGUF_PART.fullmatch(name)]
+    chosen = whole if len(whole) == 1 else [name for name in whole if _GGUF_USUAL.fullmatch(name)]
+    if files and len(chosen) != 1:
+        raise SourceError(
+            f"there are {len(files)} GGUF files ({', '.join(files[:6])}) and none of them is the only whole one or the "
+            "only Q4_K_M: put the one to use into a folder of its own and serve file:FOLDER"
+        )
+    return tuple(chosen)
 
 
 def module_folders(modules_json: bytes) -> list[str]:
@@ -39,7 +71,8 @@ def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool
     Taken from the top and from each of the module `folders`: settings and vocabularies (.json, .txt, .model),
     model.safetensors with its shards, and ONNX only as model.onnx with its external data, of which onnx/model.onnx is
     preferred and one beside safetensors is left. Without `weights` only the settings and vocabularies are taken, and
-    a tokenizer.json alone is enough. Raises SourceError when there is nothing to load.
+    a tokenizer.json alone is enough. Of a language model its graph is taken (see `generative`) with the settings and,
+    for an OpenVINO graph, its tokenizer's. Raises SourceError when there is nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()
@@ -52,6 +85,10 @@ def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool
         if not chosen & {"config.json", "modules.json", TOKENIZER}:
             raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
         return sorted(chosen)
+    if graph := generative(known):
+        tokenizers = known & set(_IR_TOKENIZERS) if graph == IR else set()
+        return sorted({name for name in chosen if not is_weights(name)} | set(graph) | tokenizers)
+    _refuse_unconverted(chosen)
     if not any(name.endswith((".safetensors", ".onnx")) for name in chosen):
         pickled = sorted(name for name in known if name.endswith(_PICKLES))
         because = f"only {pickled[0]}, a format that can hide code; " if pickled else ""
@@ -61,6 +98,17 @@ def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool
     if not chosen & {"config.json", "modules.json"}:
         raise SourceError("neither config.json nor modules.json is there: this is not a model's folder")
     return sorted(chosen)
+
+
+def _refuse_unconverted(chosen: Collection[str]) -> None:
+    """Before gigabytes are fetched that Shoal cannot run."""
+    weights = sorted(name for name in chosen if name.endswith(".safetensors"))
+    if weights and _GENERATES in chosen and "modules.json" not in chosen and not any("onnx" in name for name in chosen):
+        raise SourceError(
+            f"{weights[0]} is a language model's: Shoal runs those as OpenVINO IR or GGUF. Choose a repository with "
+            "openvino_model.xml (hf:OpenVINO/... has many), or convert it: `optimum-cli export openvino --model MODEL "
+            "FOLDER`, then serve file:FOLDER"
+        )
 
 
 def _choose_here(names: set[str]) -> set[str]:

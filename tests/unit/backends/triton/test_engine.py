@@ -94,9 +94,15 @@ def door() -> Door:
 @pytest.fixture
 async def engine(target: Target, door: Door) -> AsyncIterator[TritonEngine]:
     """In service, and not watched yet."""
-    made = TritonEngine(target, "emb-0", embedder=await target.find(), admit=door, serving=True)
+    made = TritonEngine(target, "emb-0", embedder=await found(target), admit=door, serving=True)
     yield made
     await made.aclose()
+
+
+async def found(target: Target) -> Embedder:
+    schema = await target.find()
+    assert isinstance(schema, Embedder)
+    return schema
 
 
 async def ask(engine: TritonEngine, *texts: str, seconds: float = 30.0, **params: Any) -> Array:
@@ -110,7 +116,7 @@ async def serves(engine: TritonEngine) -> bool:
 async def engine_for(target: Target, model: FakeModel, triton: FakeTriton, names: Names | None = None) -> TritonEngine:
     triton.add(model)
     target = replace(target, model=model.name, names=names or Names())
-    return TritonEngine(target, model.name, embedder=await target.find(), admit=Door(), serving=True)
+    return TritonEngine(target, model.name, embedder=await found(target), admit=Door(), serving=True)
 
 
 class TestBatches:
@@ -306,7 +312,7 @@ class TestWatch:
 
         triton.models["emb"].pushed = True
         target = replace(target, load=load)
-        engine = TritonEngine(target, "emb-0", embedder=await target.find(), admit=door, serving=True)
+        engine = TritonEngine(target, "emb-0", embedder=await found(target), admit=door, serving=True)
         await triton.stop()
         await triton.start()
         assert "emb" not in triton.models
@@ -347,7 +353,7 @@ class TestWatch:
     ) -> None:
         """As long as it likes, and with its words; they are logged once."""
         door.refuses = ConfigError("it is another model")
-        engine = TritonEngine(target, "emb-1", embedder=await target.find(), admit=door)
+        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=door)
         assert (engine.ready(), engine.reason) == (False, "it was not reached yet")
         engine.start()
         await until(lambda: door.asked > 3)
@@ -361,7 +367,7 @@ class TestWatch:
         self, target: Target, door: Door, caplog: pytest.LogCaptureFixture
     ) -> None:
         door.refuses = ZeroDivisionError("by hand")
-        engine = TritonEngine(target, "emb-1", embedder=await target.find(), admit=door)
+        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=door)
         engine.start()
         await until(lambda: "by hand" in engine.reason)
         assert "unforeseen" in caplog.text
@@ -373,7 +379,7 @@ class TestWatch:
         self, triton: FakeTriton, target: Target, door: Door
     ) -> None:
         """Also one that somebody unloaded before: the first time, Shoal was asked to serve it."""
-        embedder = await target.find()
+        embedder = await found(target)
         triton.models["emb"].state, triton.models["emb"].reason = "UNAVAILABLE", "unloaded"
         engine = TritonEngine(target, "emb-1", embedder=embedder, admit=door)
         engine.start()

@@ -298,7 +298,7 @@ class TestRefusals:
         tensors: list[Tensor] = [(name, "INT32" if "input_" in name[:6] else "BYTES", [1]) for name in inputs]
         policy = ModelTransactionPolicy(decoupled=decoupled)
         message = refusal(tensors, [("text_output", "BYTES", [-1])], model_transaction_policy=policy, **more)
-        assert message == f"Triton's model 'm' generates text ({kind}): not served by this version"
+        assert message == f"Triton's model 'm' generates text ({kind}): it is no embedder"
 
     @pytest.mark.parametrize(
         ("tensor", "size"), [(("pixel_values", "FP32", [3, 224, 224]), 8), (("input", "FP16", [-1, 3, -1, -1]), 0)]

@@ -1,0 +1,185 @@
+"""The library's pipeline, opened within the memory that it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.backends._compile import runtime
+from shoal.backends._errors import engine_error
+from shoal.backends._options import usable_cores
+from shoal.backends.genai import memory
+from shoal.backends.genai.grammar import Grammars, said
+from shoal.backends.genai.messages import GenaiOptions, Opened
+from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
+
+GRAPH = "openvino_model.xml"
+GIB = 2**30
+SAMPLER_THREADS = 4
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """`cb` is the ContinuousBatchingPipeline. `grammars` None: the library does not know the model's vocabulary.
+    `stop_ids`: tokens that end an answer by the model's files. `capacity`: tokens that the cache holds, 0 not known."""
+
+    cb: Any
+    openvino: Any
+    genai: Any
+    tokenizer: Any
+    grammars: Grammars | None
+    stop_ids: frozenset[int]
+    capacity: int
+    facts: Opened
+
+    def rules(self) -> Any:
+        """A fresh copy of the model's own GenerationConfig, that all answers end as its files say."""
+        rules = self.cb.get_config()
+        rules.stop_token_ids = set(self.stop_ids)
+        return rules
+
+    def add(self, number: int, ids: tuple[int, ...], rules: Any) -> Any:
+        """The library's handle of a new request. Raises RuntimeError for rules that it refuses."""
+        return self.cb.add_request(number, self.openvino.Tensor(np.array([ids], np.int64)), rules)
+
+
+def libraries() -> tuple[Any, Any]:
+    """`openvino` and `openvino_genai`, kept quiet. Raises MissingExtra."""
+    try:
+        openvino = runtime()
+        return openvino, import_module("openvino_genai")
+    except (MissingExtra, ImportError):
+        raise MissingExtra("a language model on this machine", "llm") from None
+
+
+def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
+    """Load a model and make one token with it.
+
+    Raises ModelFileError, ConfigError, OutOfMemory, MissingExtra.
+    """
+    openvino, genai = libraries()
+    folder = path if path.is_dir() else path.parent
+    try:
+        state = _State.of(openvino, path, options)
+        native = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if options.precision == "bf16" and not native:
+            raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
+        threads = options.threads or usable_cores()
+        scheduler, capacity = _scheduler(genai, state, options)
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": threads,
+            # the event loop and other models share the cores: a pinned thread cannot step aside
+            "ENABLE_CPU_PINNING": False,
+            "sampler_num_threads": min(threads, SAMPLER_THREADS),
+        }
+        if options.precision != "auto":
+            properties["INFERENCE_PRECISION_HINT"] = options.precision
+        cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties)
+        tokenizer = cb.get_tokenizer()
+        grammars = _grammars(openvino, genai, tokenizer, state.vocabulary)
+        rules = cb.get_config()
+        own = {rules.eos_token_id} if rules.eos_token_id >= 0 else set()
+        pipeline = Pipeline(
+            cb=cb,
+            openvino=openvino,
+            genai=genai,
+            tokenizer=tokenizer,
+            grammars=grammars,
+            stop_ids=frozenset(own | rules.stop_token_ids | set(options.stop_ids)),
+            capacity=capacity,
+            facts=Opened(
+                version=str(genai.__version__).partition("-")[0],
+                precision=options.precision if options.precision != "auto" else ("bf16" if native else "f32"),
+                threads=threads,
+                vocab_size=state.vocabulary,
+                guided=grammars is not None,
+                cache_tokens=capacity,
+                cache_bytes=0,
+            ),
+        )
+        return _proved(pipeline)
+    except RuntimeError as error:
+        if isinstance(engine_error(error), OutOfMemory) or "more memory than available" in str(error):
+            raise OutOfMemory(f"the model does not fit into memory ({said(error)}); lower kv_cache_mb") from error
+        name = GRAPH if path == folder else path.name
+        raise ModelFileError(
+            f"OpenVINO GenAI cannot load this model: {said(error)}; choose another one, or export it again", file=name
+        ) from error
+
+
+def _proved(pipeline: Pipeline) -> Pipeline:
+    """The pipeline after its first token, which is when it takes the memory for contexts."""
+    rules = pipeline.rules()
+    rules.max_new_tokens = 1
+    pipeline.add(0, (0,), rules)
+    while pipeline.cb.has_non_finished_requests():
+        pipeline.cb.step()
+    taken = pipeline.cb.get_metrics().cache_size_in_bytes
+    pipeline.facts = msgspec.structs.replace(pipeline.facts, cache_bytes=taken)
+    return pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a model's file tells before it is loaded. `heads`: of each cached tensor, (heads, width of one)."""
+
+    heads: tuple[tuple[int, int], ...]
+    precision: str
+    vocabulary: int
+
+    @classmethod
+    def of(cls, openvino: Any, path: Path, options: GenaiOptions) -> _State:
+        if not path.is_dir():
+            return cls(options.cache_heads, options.cache_precision, options.vocab_size)
+        model = openvino.Core().read_model(str(path / GRAPH))
+        width = model.output("logits").get_partial_shape()[-1]
+        heads = []
+        for sink in model.get_sinks():
+            shape = sink.get_output_partial_shape(0)
+            if shape.rank.is_static and len(shape) == 4 and shape[1].is_static and shape[3].is_static:
+                heads.append((shape[1].get_length(), shape[3].get_length()))
+        return cls(
+            heads=tuple(heads) if len(heads) == len(model.get_sinks()) else (),
+            precision=_kept_as(model),
+            vocabulary=width.get_length() if width.is_static else options.vocab_size,
+        )
+
+
+def _kept_as(model: Any) -> str:
+    """The precision that the file wants contexts kept in; the library's default is 8 bits."""
+    where = ["runtime_options", "KV_CACHE_PRECISION"]
+    return str(model.get_rt_info(where).value) if model.has_rt_info(where) else "u8"
+
+
+def _scheduler(genai: Any, state: _State, options: GenaiOptions) -> tuple[Any, int]:
+    """The library's SchedulerConfig, and the tokens that its cache will hold."""
+    config = genai.SchedulerConfig()
+    config.max_num_seqs = options.max_streams
+    config.enable_prefix_caching = options.prefix_caching
+    room = memory.budget(options.kv_cache_mb, memory.available())
+    if not state.heads:
+        # Its size by block is not known: whole GiB are all that the library takes then.
+        config.cache_size = max(1, round(room / GIB))
+        return config, 0
+    count = memory.blocks(
+        room,
+        memory.block_bytes(state.heads, state.precision),
+        asked=bool(options.kv_cache_mb),
+        context_tokens=options.context_tokens,
+        streams=options.max_streams,
+    )
+    config.num_kv_blocks = count
+    return config, count * memory.BLOCK_TOKENS
+
+
+def _grammars(openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> Grammars | None:
+    try:
+        known = bool(vocabulary and tokenizer.get_vocab())
+    except RuntimeError:  # the folder has no detokenizer, or one that hides its vocabulary
+        return None
+    return Grammars(openvino, genai, tokenizer, vocabulary) if known else None

@@ -1,0 +1,117 @@
+"""A request's sampling, as the library's GenerationConfig."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from shoal.backends.genai import spelling
+from shoal.errors import InvalidValue
+from shoal.types import Guide, Sampling
+
+PARAMETERS = frozenset(
+    {
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop_token_ids",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logprobs",
+        "ignore_eos",
+    }
+)
+"""Fields of Sampling that the library honours; `guide` too, where the model's vocabulary is known to it."""
+
+COLDEST = 1e-4
+"""A temperature up to this is none at all: logits divided by less are infinite."""
+
+ALL_TOKENS = 2**64 - 1
+"""The library's way to say that top_k keeps every token."""
+
+LONGEST_GUIDE = 200_000
+"""Characters of a grammar or schema. Compiling one holds up every answer of the model."""
+
+
+def configure(rules: Any, sampling: Sampling, room: int) -> Any:
+    """Fill `rules`, a fresh copy of the model's own, with what a request asks for; answers it.
+
+    `room`: tokens that the answer may have at all. Raises InvalidValue.
+    """
+    rules.num_beams = 1
+    rules.num_return_sequences = 1
+    rules.stop_strings = set()
+    rules.max_new_tokens = min(sampling.max_tokens or room, room)
+    rules.min_new_tokens = min(sampling.min_tokens or 0, rules.max_new_tokens)
+    rules.stop_token_ids = set(rules.stop_token_ids) | set(sampling.stop_token_ids)
+    rules.ignore_eos = bool(sampling.ignore_eos)
+    _choose(rules, sampling)
+    for penalty in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        value = getattr(sampling, penalty)
+        if value is not None:
+            setattr(rules, penalty, value)
+    if sampling.logprobs is not None:
+        if sampling.logprobs > 0:
+            raise InvalidValue(
+                "this model tells the probability of the chosen token alone: ask for 0 others", param="top_logprobs"
+            )
+        rules.logprobs = 1
+    return rules
+
+
+def _choose(rules: Any, sampling: Sampling) -> None:
+    """How the next token is chosen: the likeliest, or one drawn from the likely ones.
+
+    A request that says top_p, top_k or min_p wants to draw, whatever the model does by itself.
+    """
+    narrowed = any(value is not None for value in (sampling.top_p, sampling.top_k, sampling.min_p))
+    if sampling.temperature is None:
+        rules.do_sample = bool(rules.do_sample or narrowed)
+    else:
+        rules.do_sample = sampling.temperature > COLDEST
+        if rules.do_sample:
+            rules.temperature = sampling.temperature
+    if sampling.top_p is not None:
+        if sampling.top_p <= 0:
+            rules.do_sample = False  # nothing is left but the likeliest
+        else:
+            rules.top_p = min(sampling.top_p, 1.0)
+    if sampling.top_k is not None:
+        rules.top_k = sampling.top_k if sampling.top_k > 0 else ALL_TOKENS
+    if sampling.min_p is not None:
+        rules.min_p = sampling.min_p
+    # The library's own seed is the same each time.
+    rules.rng_seed = (sampling.seed if sampling.seed is not None else random.getrandbits(32)) % 2**32
+
+
+def structure(guide: Guide) -> dict[str, str]:
+    """The arguments of the library's StructuredOutputConfig. Raises InvalidValue."""
+    if len(guide.value) > LONGEST_GUIDE:
+        raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
+    if guide.kind == "json_object":
+        return {"json_schema": '{"type":"object"}'}
+    if guide.kind == "json_schema":
+        return {"json_schema": spelling.schema(guide.value)}
+    if guide.kind == "regex":
+        return {"regex": guide.value}
+    if guide.kind == "choice":
+        return {"grammar": f"root ::= {' | '.join(map(spelling.literals, _choices(guide.value)))}"}
+    if guide.kind == "structural_tag":
+        return {"structural_tags_config": spelling.schema(guide.value)}
+    return {"grammar": spelling.grammar(guide.value)}
+
+
+def _choices(value: str) -> list[str]:
+    try:
+        choices = json.loads(value)
+    except ValueError:
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
+        raise InvalidValue("choices must be a list of texts that are not empty", param="guided_choice")
+    return choices

@@ -1,0 +1,293 @@
+"""The process of one language model: `python -m shoal.backends.genai.worker SOCKET`.
+
+One thread: hear what the gateway says, step the pipeline, tell what came of it. It ends when the gateway closes the
+socket, at the end of the step that it is in; a gateway that does not read holds it up, so that nothing piles up here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from shoal.backends.genai.grammar import said
+from shoal.backends.genai.messages import (
+    LENGTH,
+    Cancel,
+    Open,
+    Produced,
+    Refused,
+    Start,
+    ToWorker,
+    frame,
+    to_worker,
+)
+from shoal.backends.genai.pipeline import Pipeline, open_pipeline
+from shoal.backends.genai.sampling import configure
+from shoal.errors import ConfigError, EngineFailed, InvalidValue, MissingExtra, ModelFileError, OutOfMemory, ShoalError
+
+READ_BYTES = 2**18
+TRIES = 8
+"""How often a request is begun again that lost its place in the cache through no fault of its own."""
+
+UNKNOWN = 2**31
+"""Tokens of a cache whose size by token is not known: as good as endless."""
+
+
+class Gone(Exception):
+    """The gateway closed the socket."""
+
+
+class Line:
+    """The socket, as messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._heard = bytearray()
+
+    def wait(self) -> ToWorker:
+        """The next message. Raises Gone."""
+        while (message := self._next()) is None:
+            self._read()
+        return message
+
+    def pending(self) -> list[ToWorker]:
+        """What has been said meanwhile; never waits. Raises Gone."""
+        while select.select([self._sock], [], [], 0)[0]:
+            self._read()
+        said = []
+        while (message := self._next()) is not None:
+            said.append(message)
+        return said
+
+    def tell(self, data: bytes) -> None:
+        """Send a frame, waiting for a gateway that is slow to read. Raises Gone."""
+        try:
+            self._sock.sendall(data)
+        except OSError:
+            raise Gone from None
+
+    def _next(self) -> ToWorker | None:
+        if len(self._heard) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._heard)
+        end = LENGTH.size + length
+        if len(self._heard) < end:
+            return None
+        message: ToWorker = to_worker(self._heard[LENGTH.size : end])
+        del self._heard[:end]
+        return message
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise Gone
+        self._heard += data
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer in the making. `rules`: its GenerationConfig, `most`: tokens that it may have; `made`: its ids so far,
+    the one that ends it included."""
+
+    start: Start
+    rules: Any
+    most: int
+    handle: Any = None
+    made: list[int] = field(default_factory=list)
+    tries: int = 0
+
+
+class Steps:
+    """The answers in the making of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, line: Line) -> None:
+        self._pipeline = pipeline
+        self._line = line
+        self._answers: dict[int, _Answer] = {}
+        self._told: list[Produced] = []
+        self._vocabulary: dict[int, bytes] = {}
+        self._numbers = 0
+        self._cancelled = False
+
+    def run(self) -> None:
+        """Until the gateway is gone. Raises Gone, and RuntimeError when a step fails: no later one would succeed."""
+        while True:
+            if not self._answers and not self._cancelled:
+                self._hear(self._line.wait())
+            for message in self._line.pending():
+                self._hear(message)
+            if self._answers or self._cancelled:
+                self._step()
+            self._tell()
+
+    def _hear(self, message: ToWorker) -> None:
+        if isinstance(message, Start):
+            self._begin(message)
+        elif isinstance(message, Cancel) and (answer := self._answers.pop(message.id, None)) is not None:
+            answer.handle.cancel()
+            self._cancelled = True
+
+    def _begin(self, start: Start) -> None:
+        if self._cancelled:
+            self._step()  # what was cancelled gives up its place in a step, in which this one might find none
+        try:
+            rules = self._rules(start)
+            answer = _Answer(start, rules, rules.max_new_tokens)
+            self._add(answer)
+        except ShoalError as error:
+            self._fail(start.id, error)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._fail(start.id, InvalidValue(f"the model refuses these parameters: {said(error)}"))
+        else:
+            self._answers[start.id] = answer
+
+    def _rules(self, start: Start) -> Any:
+        pipeline, sampling = self._pipeline, start.sampling
+        room = (pipeline.capacity or UNKNOWN) - len(start.ids)
+        if room <= 0:
+            raise _no_room(len(start.ids), pipeline.capacity)
+        rules = configure(pipeline.rules(), sampling, room)
+        if sampling.guide is not None:
+            if pipeline.grammars is None:
+                raise InvalidValue("this model cannot be guided: it has no detokenizer", param="response_format")
+            rules.structured_output_config = pipeline.grammars.structure(sampling.guide)
+        return rules
+
+    def _add(self, answer: _Answer) -> None:
+        """Give it to the pipeline, from its beginning or from where it was."""
+        self._numbers += 1
+        answer.handle = self._pipeline.add(self._numbers, (*answer.start.ids, *answer.made), answer.rules)
+
+    def _step(self) -> None:
+        self._cancelled = False
+        if self._pipeline.cb.has_non_finished_requests():
+            self._pipeline.cb.step()
+        lost = []
+        for number, answer in list(self._answers.items()):
+            status = self._collect(answer)
+            if status != "RUNNING":
+                del self._answers[number]
+            if status == "IGNORED":
+                lost.append(answer)
+        for answer in lost:
+            self._again(answer)
+
+    def _collect(self, answer: _Answer) -> str:
+        """Note what the step made of one answer; answers the library's name for how it stands."""
+        status: str = answer.handle.get_status().name
+        ids: list[int] = []
+        logs: list[float] = []
+        reason = "NONE"
+        while answer.handle.can_read():
+            for output in answer.handle.read().values():
+                ids += output.generated_ids
+                logs += output.generated_log_probs
+                reason = output.finish_reason.name
+        answer.made += ids
+        finish: Literal["stop", "length"] | None = None
+        if status == "FINISHED":
+            finish = "length" if reason == "LENGTH" else "stop"
+        if ids or finish:
+            kept = ids[:-1] if finish == "stop" and self._hidden(answer) else ids
+            logprobs = []
+            if answer.start.sampling.logprobs is not None:
+                logprobs = [(self._bytes(one), log) for one, log in zip(kept, logs, strict=False)]
+            number = answer.start.id
+            self._told.append(Produced(id=number, ids=kept, tokens=len(ids), logprobs=logprobs, finish=finish))
+        return status
+
+    def _hidden(self, answer: _Answer) -> bool:
+        """Whether its last token ended an answer without being part of it."""
+        sampling = answer.start.sampling
+        last = answer.made[-1] if answer.made else None
+        return last in answer.rules.stop_token_ids and not (sampling.include_stop and last in sampling.stop_token_ids)
+
+    def _again(self, answer: _Answer) -> None:
+        """Begin again, where it was, an answer that lost its place.
+
+        When no request finds room for a step, the pipeline drops them all, also those that waited for one that was just
+        then cancelled. What needs more than there is at all fails.
+        """
+        needed, capacity = len(answer.start.ids) + len(answer.made), self._pipeline.capacity
+        answer.tries += 1
+        if capacity and needed >= capacity:
+            self._fail(answer.start.id, _no_room(needed, capacity))
+        elif answer.tries > TRIES or (answer.made and answer.start.sampling.guide is not None):
+            self._fail(answer.start.id, OutOfMemory("other requests took the memory for contexts: raise kv_cache_mb"))
+        else:
+            answer.rules.max_new_tokens = answer.most - len(answer.made)
+            answer.rules.min_new_tokens = max(0, answer.rules.min_new_tokens - len(answer.made))
+            self._add(answer)
+            self._answers[answer.start.id] = answer
+
+    def _bytes(self, token: int) -> bytes:
+        if not self._vocabulary:
+            self._vocabulary = {number: text for text, number in self._pipeline.tokenizer.get_vocab().items()}
+        return self._vocabulary.get(token, b"")
+
+    def _fail(self, number: int, error: ShoalError) -> None:
+        self._told.append(Produced(id=number, error=(error.kind, error.message, error.param)))
+
+    def _tell(self) -> None:
+        if self._told:
+            told, self._told = self._told, []
+            self._line.tell(frame(told))
+
+    def broken(self, error: RuntimeError) -> None:
+        """The last that the gateway hears: all answers fail."""
+        for number in self._answers:
+            self._fail(number, EngineFailed(f"the language model broke down ({said(error)}); load it again"))
+        self._tell()
+
+
+def _no_room(tokens: int, capacity: int) -> OutOfMemory:
+    return OutOfMemory(
+        f"{tokens} tokens do not fit into the {capacity} for which there is memory: shorten the prompt or max_tokens, "
+        "or raise kv_cache_mb"
+    )
+
+
+def _open(line: Line) -> Pipeline:
+    """Load what the first message names. Raises Gone, also when it could not be loaded and that was told."""
+    message = line.wait()
+    assert isinstance(message, Open), message
+    try:
+        return open_pipeline(Path(message.path), message.options)
+    except ModelFileError as error:
+        refused = Refused(kind="model_file", message=error.message.removeprefix(f"{error.file}: "), file=error.file)
+    except MissingExtra as error:
+        refused = Refused(kind="missing_extra", message=error.message)
+    except ConfigError as error:
+        refused = Refused(kind="config", message=error.message)
+    except OutOfMemory as error:
+        refused = Refused(kind="out_of_memory", message=error.message)
+    line.tell(frame(refused))
+    raise Gone
+
+
+def main(sock: socket.socket) -> int:
+    """Run until the gateway is gone; answers the exit code. Closes the socket."""
+    line = Line(sock)
+    with sock, contextlib.suppress(Gone):
+        pipeline = _open(line)
+        line.tell(frame(pipeline.facts))
+        steps = Steps(pipeline, line)
+        try:
+            steps.run()
+        except RuntimeError as error:
+            sys.stderr.write(f"a step failed: {error}\n")
+            steps.broken(error)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,142 @@
+"""Answers of chat and completions, in events or whole, as typed chunks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+
+from shoal.backends.openai.errors import Answer, said
+from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Counting, LogprobsWire, Said, TokenWire, ToolWire
+from shoal.errors import EngineFailed, ShoalError, UpstreamRefused
+from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
+
+_ANSWER = msgspec.json.Decoder(AnswerWire)
+_COUNTING = msgspec.json.Decoder(Counting)
+_REASONS = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """The usage that the JSON of an event or of a whole answer tells; None where it does not."""
+    try:
+        told = _COUNTING.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # it is passed on all the same; only nothing is counted
+        return None
+    usage = told.usage or (told.response.usage if told.response is not None else None)
+    return None if usage is None else usage.told()
+
+
+class AnswerReader:
+    """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
+
+    `read` raises EngineFailed for what is no such answer, and UpstreamRefused for an error in mid-stream. `ends` are
+    the last chunks, once everything was read: finish reasons that the server owes, then the usage.
+    """
+
+    def __init__(self, *, reasoning: bool = True) -> None:
+        self.usage: Usage | None = None
+        self._reasoning = reasoning
+        self._open: dict[int, bool] = {}
+        self._tools: set[tuple[int, int]] = set()
+
+    @property
+    def began(self) -> bool:
+        """There was a choice."""
+        return bool(self._open)
+
+    @property
+    def finished(self) -> bool:
+        """Every choice that began has its finish reason, and there is one."""
+        return bool(self._open) and not any(self._open.values())
+
+    def read(self, body: bytes) -> Iterator[Chunk]:
+        try:
+            answer = _ANSWER.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EngineFailed(f"the server's answer is not one of OpenAI's API: {error}") from None
+        if answer.error:
+            raise _told(body)
+        if answer.usage is not None:
+            self.usage = answer.usage.told()
+        for place, choice in enumerate(answer.choices or ()):
+            yield from self._chunks(choice, place if choice.index is None else choice.index)
+
+    def ends(self) -> Iterator[Chunk]:
+        for index, still in self._open.items():
+            if still:
+                yield Chunk(index=index, finish_reason="stop")
+        if self.usage is not None:
+            yield Chunk(usage=self.usage)
+
+    def _chunks(self, choice: ChoiceWire, index: int) -> Iterator[Chunk]:
+        told = choice.delta or choice.message or Said()
+        text = choice.text or _text(told.content) or told.refusal or ""
+        thought = (told.reasoning_content or told.reasoning or "") if self._reasoning else ""
+        tools = [self._tool(index, place, call) for place, call in enumerate(told.tool_calls or ())]
+        logprobs = _logprobs(choice.logprobs)
+        self._open.setdefault(index, True)
+        if thought and text:  # a chunk's thoughts come before its text, whoever reads it
+            yield Chunk(index=index, reasoning=thought)
+            thought = ""
+        reason = None
+        if choice.finish_reason is not None:
+            reason = _REASONS.get(choice.finish_reason, "stop")
+            self._open[index] = False
+        if text or thought or tools or logprobs or reason:
+            yield Chunk(index=index, text=text, reasoning=thought, tools=tools, logprobs=logprobs, finish_reason=reason)
+
+    def _tool(self, index: int, place: int, call: ToolWire) -> ToolDelta:
+        """Its id and name go out once, though some servers repeat them; one without an id is given one."""
+        at = place if call.index is None else call.index
+        arguments = (call.function.arguments if call.function else None) or ""
+        if (index, at) in self._tools:
+            return ToolDelta(index=at, arguments=arguments)
+        name = (call.function.name if call.function else None) or ""
+        self._tools.add((index, at))
+        return ToolDelta(index=at, id=call.id or f"call_{uuid.uuid4().hex[:24]}", name=name, arguments=arguments)
+
+
+def _told(body: bytes) -> ShoalError:
+    """The error that stands where an answer should."""
+    answer = Answer(500, {}, body)
+    return UpstreamRefused(f"the server failed in the middle of its answer{said(answer)}", status=500, body=body)
+
+
+def _text(content: str | list[dict[str, object]] | None) -> str:
+    if isinstance(content, list):
+        return "".join(text for part in content if isinstance(text := part.get("text"), str))
+    return content or ""
+
+
+def _logprobs(told: LogprobsWire | None) -> list[TokenLogprob]:
+    if told is None:
+        return []
+    if told.content:
+        return [_token(token) for token in told.content]
+    tokens, values = told.tokens or [], told.token_logprobs or []
+    tops = told.top_logprobs or [None] * len(tokens)
+    return [
+        TokenLogprob(
+            token=token,
+            logprob=0.0 if value is None else value,  # null for the first token of an echoed prompt
+            top=[TokenLogprob(token=other, logprob=logprob) for other, logprob in (top or {}).items()],
+        )
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    ]
+
+
+def _token(told: TokenWire) -> TokenLogprob:
+    data = None if told.bytes is None else bytes(byte & 0xFF for byte in told.bytes)
+    return TokenLogprob(
+        token=told.token,
+        logprob=told.logprob,
+        data=None if data == told.token.encode() else data,
+        top=[_token(other) for other in told.top_logprobs or ()],
+    )

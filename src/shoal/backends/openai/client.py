@@ -1,0 +1,197 @@
+"""One connection pool to an OpenAI-compatible server.
+
+What goes out is what is written here: no headers of clients, no cookies, no proxy of the environment, no redirects.
+Every call takes an absolute `deadline` in seconds of `time.monotonic()`. A call that is given up, in whatever phase,
+closes its connection, from which the server sees that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDictProxy
+
+from shoal.backends.openai.errors import Answer, Unreached, transport_error
+from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed, TransportFailed
+
+MAX_ANSWER_BYTES = 64 * 2**20
+MAX_ERROR_BYTES = 64 * 2**10
+
+KEEP_ALIVE_S = 4.0
+"""For idle connections: uvicorn, and with it most of these servers, closes them after 5 s, and a request must not meet
+that moment."""
+
+READ_BYTES = 64 * 2**10
+"""What is read ahead of a slow reader, before the server is held back."""
+
+STALE_S = 1.0
+"""From sending a request until the end of an idle connection that the server had closed before shows. One that ends
+later was ended with the request known, which may have been its cause."""
+
+END_S = 1.0
+"""For the end of a body whose contents are over: the connection can then be used again."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_KEY = re.compile(r"[\x21-\x7e]+")
+
+
+class Response:
+    """An answer whose status and headers are there; `pieces` are its body as it comes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float) -> None:
+        self.status = response.status
+        self.headers: CIMultiDictProxy[str] = response.headers
+        self._response = response
+        self._where = where
+        self._deadline = deadline
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "")
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Whatever is there, as soon as something is, until the body ends. Raises TransportFailed and
+        DeadlineExceeded."""
+        while data := await self._piece(self._deadline):
+            yield data
+
+    async def whole(self, most: int) -> Answer:
+        """The answer with at most `most` bytes of its body."""
+        body = bytearray()
+        while len(body) <= most and (data := await self._piece(self._deadline)):
+            body += data
+        return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most)
+
+    async def ended(self) -> None:
+        """Wait a moment for the end of the body, so that the connection is not closed without need."""
+        try:
+            while await self._piece(time.monotonic() + END_S):
+                pass
+        except (TransportFailed, DeadlineExceeded):  # the answer is complete; only the connection is of no more use
+            self._response.close()
+
+    async def _piece(self, deadline: float) -> bytes:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._response.content.readany()
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._where} did not answer within the request's deadline") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise transport_error(error, self._where) from error
+
+
+class Client:
+    """The calls of the server at `base` (http://host:port/path). Nothing is connected before the first call.
+
+    After `aclose` every call raises TransportFailed. Must be made on the loop. Raises ConfigError for a key that no
+    header can carry.
+    """
+
+    def __init__(self, base: str, *, key: str | None = None, connect_timeout_s: float = 5.0) -> None:
+        self.base = base.rstrip("/")
+        self._closed = False
+        headers = {"accept-encoding": "identity", "user-agent": "shoal", "content-type": "application/json"}
+        if key:
+            if not _KEY.fullmatch(key):
+                raise ConfigError("upstream_api_key holds what no header can carry: write ASCII without spaces")
+            headers["authorization"] = f"Bearer {key}"
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_reused)
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=READ_BYTES,
+            trace_configs=[trace],
+        )
+
+    async def get(self, path: str, deadline: float) -> Answer:
+        """Raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that cannot be read."""
+        async with self.opened("GET", path, deadline=deadline) as response:
+            return await response.whole(MAX_ANSWER_BYTES)
+
+    async def post(self, path: str, body: bytes, deadline: float) -> Answer:
+        """As `get`. An answer over MAX_ANSWER_BYTES raises EngineFailed."""
+        async with self.opened("POST", path, body=body, deadline=deadline) as response:
+            answer = await response.whole(MAX_ANSWER_BYTES)
+        if not answer.whole:
+            raise EngineFailed(f"{self.base} answered more than {MAX_ANSWER_BYTES} bytes: ask for less at once")
+        return answer
+
+    @asynccontextmanager
+    async def opened(
+        self, method: str, path: str, *, body: bytes = b"", deadline: float, request_id: str = ""
+    ) -> AsyncIterator[Response]:
+        """The answer, once its headers are there. Left before its end, it closes the connection."""
+        response = await self._request(method, path, body, deadline, request_id)
+        try:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding.lower() != "identity":
+                raise EngineFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
+            yield Response(response, self.base, deadline)
+        finally:
+            # One that was read to its end has given its connection back already.
+            response.close()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._session.close()
+
+    async def _request(
+        self, method: str, path: str, body: bytes, deadline: float, request_id: str
+    ) -> aiohttp.ClientResponse:
+        while True:
+            try:
+                return await self._sent(method, path, body, deadline, request_id)
+            except _Stale:  # at most once for each idle connection: a new one never is
+                continue
+
+    async def _sent(
+        self, method: str, path: str, body: bytes, deadline: float, request_id: str
+    ) -> aiohttp.ClientResponse:
+        if self._closed:
+            raise Unreached(f"the connection to {self.base} is closed: send the request again")
+        began = time.monotonic()
+        remaining = deadline - began
+        if remaining <= 0:
+            raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
+        use = SimpleNamespace(reused=False)
+        try:
+            async with asyncio.timeout(remaining):
+                return await self._session.request(
+                    method,
+                    self.base + path,
+                    data=io.BytesIO(body) if body else None,
+                    headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
+                    allow_redirects=False,
+                    trace_request_ctx=use,
+                )
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if use.reused and not self._closed and time.monotonic() - began < STALE_S:
+                raise _Stale from error
+            raise transport_error(error, self.base) from error
+        except aiohttp.ClientError as error:
+            raise transport_error(error, self.base) from error
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.base} did not answer within the request's deadline") from None
+        except OSError as error:
+            raise transport_error(error, self.base) from error
+
+
+class _Stale(Exception):
+    """The server closed an idle connection while a request was on its way: nothing of it was answered."""
+
+
+async def _reused(session: aiohttp.ClientSession, context: Any, _: Any) -> None:
+    context.trace_request_ctx.reused = True

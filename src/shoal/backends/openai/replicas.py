@@ -1,0 +1,155 @@
+"""The servers that serve one model: which one gets a request, and which are left alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shoal.backends.openai.client import Client
+from shoal.errors import EngineFailed, ShoalError, TransportFailed, Unavailable
+
+logger = logging.getLogger("shoal.openai")
+
+LOOK_S = 5.0
+"""Between looks at a server that is well; a look is one GET /models, which costs no token."""
+
+LOOK_AGAIN_S = 1.0
+"""Between looks at one that is not."""
+
+LOOK_TIMEOUT_S = 2.0
+
+SLOW_LOOKS = 3
+"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
+
+MAX_FAILURES = 5
+"""Failures in a row after which a server that still answers is left alone."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server and what it calls the model and its LoRAs.
+
+    `alive`: it answered the last look; `doubtful`: the next look is due. After a pause one request at a time tries it,
+    until one succeeds.
+    """
+
+    client: Client
+    model: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    alive: bool = True
+    in_flight: int = 0
+    failures: int = 0
+    until: float = 0.0
+    doubtful: bool = False
+    _pause: float = FIRST_PAUSE_S
+    _trial: bool = False
+
+    def usable(self, now: float) -> bool:
+        return self.alive and now >= self.until and not (self._trial and self.in_flight)
+
+    def succeeded(self) -> None:
+        self.failures = 0
+        self._pause = FIRST_PAUSE_S
+        self._trial = False
+
+    def failed(self, now: float, *, gone: bool) -> None:
+        """`gone`: it was not there at all, which needs no second witness."""
+        self.failures += 1
+        self.doubtful = self.doubtful or gone
+        if (gone or self._trial or self.failures >= MAX_FAILURES) and now >= self.until:
+            self.until = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+            self._trial = True
+
+    def rest(self, now: float, seconds: float | None) -> None:
+        """It asked to be left alone."""
+        if seconds:
+            self.until = max(self.until, now + min(seconds, LONGEST_PAUSE_S))
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """It has one request more."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+class Fleet:
+    """The replicas of one model, and a watch over them. `pick` is never at a loss: where all are to be left alone, the
+    least busy of them is tried all the same."""
+
+    def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float] = time.monotonic) -> None:
+        self.replicas = replicas
+        self._clock = clock
+        self._turn = 0
+        self._watches: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look after the servers; once."""
+        self._watches = [
+            asyncio.create_task(self._keep(replica), name=f"watch {replica.client.base}") for replica in self.replicas
+        ]
+
+    def ready(self) -> bool:
+        return any(replica.alive for replica in self.replicas)
+
+    def pick(self, tried: Collection[Replica] = ()) -> Replica:
+        """The replica with the fewest requests in flight, of those not `tried`; equals take turns. Raises Unavailable
+        when all were tried."""
+        left = [replica for replica in self.replicas if replica not in tried]
+        if not left:
+            raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
+        now = self._clock()
+        self._turn += 1
+        turned = [left[(self._turn + at) % len(left)] for at in range(len(left))]
+        usable = [replica for replica in turned if replica.usable(now)]
+        return min(usable or turned, key=lambda replica: replica.in_flight)
+
+    def others(self, tried: Collection[Replica]) -> bool:
+        """Whether a replica is left that may do better than the `tried` ones."""
+        now = self._clock()
+        return any(replica.usable(now) for replica in self.replicas if replica not in tried)
+
+    async def aclose(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        self._watches = []
+
+    async def _keep(self, replica: Replica) -> None:
+        missed, due = 0, self._clock() + LOOK_S
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if replica.alive and not missed and not replica.doubtful and self._clock() < due:
+                continue
+            replica.doubtful, due = False, self._clock() + LOOK_S
+            try:
+                await look(replica.client)
+            except ShoalError as error:
+                missed += 1
+                if replica.alive and (isinstance(error, TransportFailed) or missed >= SLOW_LOOKS):
+                    replica.alive = False
+                    logger.warning("%s is out of service: %s", replica.client.base, error.message)
+                continue
+            missed = 0
+            if not replica.alive:
+                replica.alive = True
+                replica.until = 0.0
+                logger.info("%s is in service", replica.client.base)
+
+
+async def look(client: Client) -> None:
+    """Whether the server is there; it need not like the question. Raises TransportFailed, DeadlineExceeded, and
+    EngineFailed while it, or a proxy before it, says that it cannot serve."""
+    answer = await client.get("/models", time.monotonic() + LOOK_TIMEOUT_S)
+    if answer.status >= 500 and answer.status != 501:
+        raise EngineFailed(f"{client.base}/models answers status {answer.status}")

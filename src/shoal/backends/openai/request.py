@@ -1,0 +1,175 @@
+"""A typed task as the body of a request to /chat/completions or /completions.
+
+Source: OpenAI's API description; what it has no field for goes by vLLM's names, which most servers know or ignore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.types import Generate, Guide, Message, Part, Sampling, Tool
+
+_SAME_NAME = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "length_penalty",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+_LISTS = ("stop", "stop_token_ids", "bad_words")
+
+
+def request_of(
+    task: Generate, model: str, *, strip: Collection[str] = (), defaults: Mapping[str, Any]
+) -> tuple[str, bytes]:
+    """The path and the body that ask `model` for what the task says.
+
+    Fields of `strip` are left out; those of `defaults` stand where the task says nothing. Raises InvalidValue for
+    prompts of texts and of token ids side by side, which one request cannot carry.
+    """
+    fields: dict[str, Any] = {"model": model}
+    chat = not task.prompts
+    if chat:
+        fields["messages"] = [_message(message) for message in task.messages]
+        fields |= _tools(task)
+        fields |= _template(task)
+    else:
+        fields["prompt"] = _prompt(task)
+    fields |= sampling_fields(task.sampling, chat=chat)
+    fields |= _answers(task)
+    for name, value in [*task.extras.items(), *defaults.items()]:
+        fields.setdefault(name, value)
+    path = "/chat/completions" if chat else "/completions"
+    return path, msgspec.json.encode({name: value for name, value in fields.items() if name not in strip})
+
+
+def sampling_fields(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
+    """Sampling by the names of the wire; what it does not say is not there."""
+    fields = {name: value for name in _SAME_NAME if (value := getattr(sampling, name)) is not None}
+    fields |= {name: value for name in _LISTS if (value := getattr(sampling, name))}
+    if sampling.include_stop is not None:
+        fields["include_stop_str_in_output"] = sampling.include_stop
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.logprobs is not None and chat:
+        fields |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    elif sampling.logprobs is not None:
+        fields["logprobs"] = sampling.logprobs
+    if sampling.guide is not None:
+        fields |= _guide(sampling.guide)
+    return fields
+
+
+def _guide(guide: Guide) -> dict[str, Any]:
+    if guide.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if guide.kind == "json_schema":
+        schema = {"name": "answer", "schema": msgspec.Raw(guide.value.encode())}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if guide.kind == "structural_tag":
+        return {"response_format": {"type": "structural_tag", **_json(guide)}}
+    value = _json(guide) if guide.kind == "choice" else guide.value
+    return {"structured_outputs": {guide.kind: value}}
+
+
+def _json(guide: Guide) -> Any:
+    try:
+        return msgspec.json.decode(guide.value)
+    except msgspec.DecodeError as error:
+        raise InvalidValue(f"{guide.kind}: not JSON: {error}", param="response_format") from None
+
+
+def _answers(task: Generate) -> dict[str, Any]:
+    """How many answers, and how they come."""
+    fields: dict[str, Any] = {}
+    if task.n != 1:
+        fields["n"] = task.n
+    if task.best_of is not None:
+        fields["best_of"] = task.best_of
+    if task.echo:
+        fields["echo"] = True
+    if task.stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return fields
+
+
+def _template(task: Generate) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if task.continue_final:
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    elif not task.add_generation_prompt:
+        fields["add_generation_prompt"] = False
+    if task.template_kwargs:
+        fields["chat_template_kwargs"] = task.template_kwargs
+    if not task.include_reasoning:
+        fields["include_reasoning"] = False
+    return fields
+
+
+def _tools(task: Generate) -> dict[str, Any]:
+    if not task.tools:
+        return {}
+    fields: dict[str, Any] = {"tools": [{"type": "function", "function": _function(tool)} for tool in task.tools]}
+    if task.tool_choice == "function":
+        fields["tool_choice"] = {"type": "function", "function": {"name": task.tool_name}}
+    elif task.tool_choice != "auto":
+        fields["tool_choice"] = task.tool_choice
+    if not task.parallel_tool_calls:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        fields["description"] = tool.description
+    if tool.parameters:
+        fields["parameters"] = tool.parameters
+    if tool.strict:
+        fields["strict"] = True
+    return fields
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.content
+    fields: dict[str, Any] = {"role": message.role, "content": content}
+    if isinstance(content, list):
+        fields["content"] = [_part(part) for part in content]
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    return fields
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if part.type == "image":
+        return {"type": "image_url", "image_url": {"url": part.url}}
+    return {"type": "text", "text": part.text}
+
+
+def _prompt(task: Generate) -> Any:
+    if len(task.prompts) == 1:
+        return task.prompts[0]
+    if len({isinstance(prompt, str) for prompt in task.prompts}) > 1:
+        raise InvalidValue("prompts must be all texts or all token ids in one request: send two", param="prompt")
+    return task.prompts

@@ -1,0 +1,164 @@
+"""The parts of OpenAI's answers that are read here; whatever else a server sends is left alone.
+
+Sources: OpenAI's API description; vLLM and DeepSeek for `reasoning` and `reasoning_content`. Servers leave fields out
+or send null for them, so everything has a default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shoal.types import TaskKind, Usage
+
+
+class TokenDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class UsageWire(msgspec.Struct):
+    """Of chat and completions, and, with the other names, of the Responses API."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
+    input_tokens_details: TokenDetails | None = None
+    output_tokens_details: TokenDetails | None = None
+
+    def told(self) -> Usage:
+        before = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
+        after = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
+        return Usage(
+            prompt_tokens=self.prompt_tokens or self.input_tokens or 0,
+            completion_tokens=self.completion_tokens or self.output_tokens or 0,
+            cached_tokens=before.cached_tokens or 0,
+            reasoning_tokens=after.reasoning_tokens or 0,
+        )
+
+
+class Nested(msgspec.Struct):
+    usage: UsageWire | None = None
+
+
+class Counting(msgspec.Struct):
+    """What of an event, or of a body, tells the usage."""
+
+    usage: UsageWire | None = None
+    response: Nested | None = None
+
+
+class FunctionWire(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolWire(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: FunctionWire | None = None
+
+
+class Said(msgspec.Struct):
+    """A `delta` or a `message`. Some servers send content in parts, of which only the text is an answer."""
+
+    content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolWire] | None = None
+
+
+class TokenWire(msgspec.Struct):
+    token: str = ""
+    logprob: float = 0.0
+    bytes: list[int] | None = None
+    top_logprobs: list[TokenWire] | None = None
+
+
+class LogprobsWire(msgspec.Struct):
+    """`content` of chat; the other three of completions."""
+
+    content: list[TokenWire] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class ChoiceWire(msgspec.Struct):
+    index: int | None = None
+    text: str | None = None
+    delta: Said | None = None
+    message: Said | None = None
+    logprobs: LogprobsWire | None = None
+    finish_reason: str | None = None
+
+
+class AnswerWire(msgspec.Struct):
+    """An event of a stream, or a whole answer, of chat or completions."""
+
+    choices: list[ChoiceWire] | None = None
+    usage: UsageWire | None = None
+    error: Any = None
+
+
+class VectorWire(msgspec.Struct):
+    embedding: msgspec.Raw
+    index: int | None = None
+
+
+class VectorsWire(msgspec.Struct):
+    data: list[VectorWire]
+    usage: UsageWire | None = None
+
+
+class ModelWire(msgspec.Struct):
+    """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others;
+    `tasks`, `context_tokens` and `max_input_tokens` are Shoal's own. Others may mean something else by these names, so
+    that every type has to be looked at."""
+
+    id: str
+    tasks: Any = None
+    context_tokens: Any = None
+    max_input_tokens: Any = None
+    max_model_len: Any = None
+    context_length: Any = None
+    max_context_length: Any = None
+    meta: Any = None
+
+    @property
+    def able(self) -> tuple[TaskKind, ...]:
+        """The tasks that it names; none where it names none that are known."""
+        told = self.tasks if isinstance(self.tasks, list) else []
+        known: tuple[TaskKind, ...] = ("embed", "generate")
+        return tuple(task for task in known if task in told)
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a prompt and its answer together."""
+        meta = self.meta if isinstance(self.meta, dict) else {}
+        return _count(
+            self.context_tokens,
+            self.max_model_len,
+            meta.get("n_ctx"),
+            meta.get("n_ctx_train"),
+            self.context_length,
+            self.max_context_length,
+        )
+
+    @property
+    def longest_input(self) -> int | None:
+        """Tokens of a text to embed."""
+        return _count(self.max_input_tokens) or self.context
+
+
+def _count(*told: object) -> int | None:
+    return next((one for one in told if isinstance(one, int) and one > 0), None)
+
+
+class ModelsWire(msgspec.Struct):
+    data: list[ModelWire]

@@ -1,0 +1,213 @@
+"""What a language model on Triton answers, as pieces: pure. Sources: as in `llm_schema`.
+
+Text and ids come one response a piece: what is new (vLLM, TensorRT-LLM) or all so far (its LLM API). Counts are those
+of the one response. A response may hold several sequences, of which the first is read: no more are asked for.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.backends.triton import codec
+from shoal.backends.triton.llm_request import Asked, Words
+from shoal.backends.triton.llm_schema import LOG_PROBS, OUTPUT, OUTPUT_IDS, LlmSchema
+from shoal.backends.triton.protocol_pb2 import ModelInferResponse
+from shoal.core.protocols import Piece
+from shoal.errors import EngineFailed
+from shoal.types import Array, TokenLogprob
+
+FINISHES = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
+"""What an answer may end with, but for all the words that there are for "stop"."""
+
+UNFINISHED = ("", "none", "null")
+"""Python's None as a text is how vLLM and the LLM API say that there is more to come."""
+
+GIVEN_UP = ("abort", "aborted", "cancelled", "timeout", "error")
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+LEAST = -9999.0
+"""For minus infinity, which is no JSON."""
+
+_COUNTS = ("num_input_tokens", "num_output_tokens")
+_WANTED = frozenset({OUTPUT, OUTPUT_IDS, "sequence_length", "finish_reason", "logprobs", LOG_PROBS, *_COUNTS})
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Answer:
+    """The responses to one generation. `read` answers a piece for each, `end` the one after the last."""
+
+    def __init__(self, schema: LlmSchema, asked: Asked, words: Words | None = None) -> None:
+        self._schema = schema
+        self._asked = asked
+        self._words = words
+        self._whole = not (asked.stream and schema.streams)
+        self._decoder = _Decoder("replace")
+        self._text = ""
+        self._ids: list[int] = []
+        self._cumulative: bool | None = None
+        self._counted: int | None = None
+        self._prompt_told = False
+        self._finished = False
+
+    def read(self, response: ModelInferResponse) -> Piece | None:
+        """None where it tells nothing. Raises EngineFailed for what is broken, and where the model gave up."""
+        found = _tensors(response)
+        piece = Piece()
+        if OUTPUT_IDS in found:
+            self._read_ids(piece, found)
+        elif OUTPUT in found:
+            self._read_text(piece, _first(found[OUTPUT]))
+        self._read_counts(piece, found)
+        if "logprobs" in found and self._asked.sampling.logprobs is not None:
+            piece.logprobs = _vllm_logprobs(_first(found["logprobs"]), self._asked.sampling.logprobs)
+        elif LOG_PROBS in found and self._asked.sampling.logprobs is not None:
+            piece.logprobs = self._logprobs(piece, found[LOG_PROBS].reshape(-1).tolist())
+        if "finish_reason" in found:
+            piece.finish_reason = _finish(_first(found["finish_reason"]).decode(errors="replace"))
+            self._finished = piece.finish_reason is not None
+        if self._finished:
+            piece.text = self._rest(piece.text)
+        return piece if piece != Piece() else None
+
+    def end(self) -> Piece | None:
+        """What is left, and why it ended, where no response has said so: "length" where as many tokens came as were
+        asked for at most, else "stop"."""
+        if self._finished:
+            return None
+        most = self._asked.sampling.max_tokens
+        full = most is not None and self._counted is not None and self._counted >= most
+        return Piece(text=self._rest(""), finish_reason="length" if full else "stop")
+
+    def _rest(self, text: str) -> str:
+        """The last text, with what was held back of it."""
+        rest = self._decoder.decode(b"", True)
+        return (self._text if self._schema.gives == "cumulative" else text) + rest
+
+    def _read_text(self, piece: Piece, data: bytes) -> None:
+        if self._schema.gives == "cumulative":
+            self._decoder.reset()
+            self._text = self._decoder.decode(data)
+            # Half a character looks like this until its other tokens are there; `end` tells it if they never come.
+            piece.text = self._text.rstrip(REPLACED)
+            return
+        text = self._decoder.decode(data)
+        if self._whole and self._schema.prepends:
+            text = text.removeprefix(self._asked.prompt.text)
+        piece.text = text
+
+    def _read_ids(self, piece: Piece, found: dict[str, Any]) -> None:
+        """The first sequence of [batch, beams, length], without what fills it up."""
+        rows = found[OUTPUT_IDS]
+        ids = rows.reshape(-1, rows.shape[-1])[0].tolist() if rows.size else []
+        lengths = found.get("sequence_length")
+        if lengths is not None and lengths.size and 0 <= (length := int(lengths.reshape(-1)[0])) <= len(ids):
+            ids = ids[:length]  # a larger one counts what came before, too
+        while ids and ids[-1] < 0:
+            ids.pop()
+        piece.ids = self._fresh(ids)
+        piece.tokens = len(piece.ids)
+        self._counted = (self._counted or 0) + len(piece.ids)
+
+    def _fresh(self, ids: list[int]) -> list[int]:
+        """The ids that are new. TensorRT-LLM streams those alone, but its engines of before `exclude_input_in_output`
+        may give the prompt and all that came so far."""
+        if not self._schema.prepends:
+            return ids
+        prompt = list(self._asked.prompt.ids or ())
+        if prompt and len(ids) >= len(prompt) and ids[: len(prompt)] == prompt:
+            ids = ids[len(prompt) :]
+        if self._cumulative is None and self._ids and ids:
+            self._cumulative = len(ids) > len(self._ids) and ids[: len(self._ids)] == self._ids
+        if self._cumulative:
+            ids = ids[len(self._ids) :]
+        self._ids += ids
+        return ids
+
+    def _read_counts(self, piece: Piece, found: dict[str, Any]) -> None:
+        if not self._prompt_told and (count := _number(found.get("num_input_tokens"))) is not None:
+            piece.prompt_tokens = count
+            self._prompt_told = True
+        if piece.tokens is None and (count := _number(found.get("num_output_tokens"))) is not None:
+            if self._whole and self._schema.prepends and self._schema.family == "trtllm":
+                return  # the prompt's are among them
+            piece.tokens = count
+            self._counted = (self._counted or 0) + count
+
+    def _logprobs(self, piece: Piece, values: Sequence[float]) -> list[TokenLogprob]:
+        """Of the tokens of this piece, which are the last ones; an ensemble tells no tokens, so that all of a piece's
+        text is its first one's."""
+        fresh = values[-piece.tokens :] if piece.tokens else values
+        if self._words is not None and piece.ids:
+            texts = [self._words.piece(id) for id in piece.ids]
+        else:
+            texts = [piece.text] + [""] * (len(fresh) - 1)
+        return [
+            TokenLogprob(token=text, logprob=max(value, LEAST))
+            for text, value in zip(texts, fresh, strict=False)  # some versions tell none of the last token
+        ]
+
+
+def _tensors(response: ModelInferResponse) -> dict[str, Any]:
+    """The tensors that matter here: arrays, and of texts the first one. Raises EngineFailed for broken contents."""
+    raw = response.raw_output_contents
+    if not raw or len(raw) != len(response.outputs):
+        return {
+            name: array if array.dtype != object else array.reshape(-1)[0] if array.size else b""
+            for name, array in codec.read_outputs(response).items()
+        }
+    found: dict[str, Any] = {}
+    for tensor, data in zip(response.outputs, raw, strict=True):
+        if tensor.datatype == "BYTES":  # once a token: an array of one text takes three times as long
+            found[tensor.name] = _first_of(data)
+        elif tensor.name in _WANTED:
+            found[tensor.name] = codec.from_raw(tensor.datatype, tuple(tensor.shape), data)
+    return found
+
+
+def _first_of(data: bytes) -> bytes:
+    """The first text of raw contents, b"" of none."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    if data and end > len(data):
+        raise EngineFailed(f"a text of the model's answer is broken: {len(data)} bytes where {end} belong")
+    return data[4:end]
+
+
+def _first(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise EngineFailed("the model answered numbers where a text belongs")
+    return value
+
+
+def _number(array: Array | None) -> int | None:
+    return int(array.reshape(-1)[0]) if array is not None and array.size else None
+
+
+def _finish(told: str) -> str | None:
+    word = told.strip().lower()
+    if word in UNFINISHED:
+        return None
+    if word in GIVEN_UP:
+        raise EngineFailed(f"the model gave the answer up ({told}); Triton's log says more")
+    return FINISHES.get(word, "stop")
+
+
+def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
+    """From `[{"id": {"logprob", "rank", "decoded_token"}, ...}, ...]`: an object a token, the chosen one first."""
+    try:
+        tokens = json.loads(data or b"null") or []  # -Infinity, too, as Python writes it
+        return [_vllm_token(list(token.values()), most) for token in tokens if token]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EngineFailed(f"the model answered logprobs that cannot be read: {error!r}") from error
+
+
+def _vllm_token(candidates: Sequence[dict[str, Any]], most: int) -> TokenLogprob:
+    ranked = sorted(candidates, key=lambda each: each["rank"] or 0)[:most]
+    top = [TokenLogprob(token=each["decoded_token"] or "", logprob=_finite(each["logprob"])) for each in ranked]
+    chosen = candidates[0]
+    return TokenLogprob(token=chosen["decoded_token"] or "", logprob=_finite(chosen["logprob"]), top=top)
+
+
+def _finite(value: float) -> float:
+    return max(float(value), LEAST)

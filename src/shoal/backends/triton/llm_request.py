@@ -1,0 +1,342 @@
+"""One generation as a request to a language model on Triton: pure. Sources: as in `llm_schema`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.backends.triton import codec
+from shoal.backends.triton.llm_schema import GUIDE, GUIDE_TYPE, IDS, LENGTHS, SAMPLING, LlmSchema
+from shoal.backends.triton.protocol_pb2 import ModelInferRequest
+from shoal.backends.triton.schema import Tensor
+from shoal.core.protocols import Prompt
+from shoal.errors import ConfigError, InvalidValue
+from shoal.types import Array, Guide, Sampling
+
+Adapter = str | int
+
+LENGTH = 1024
+"""Tokens of an answer where a model must be told a number and nobody said one."""
+
+NEUTRAL: Mapping[str, Any] = {
+    "max_tokens": LENGTH,
+    "min_tokens": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "stop": [],
+    "bad_words": [],
+}
+"""What an input that must be filled says of a field that nobody set."""
+
+VLLM_NAMES = {"include_stop": "include_stop_str_in_output"}
+GUIDE_TYPES = {"json_object": "json", "json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
+"""Kinds of guides as TensorRT-LLM calls them."""
+
+STRUCTURED = {
+    "json_schema": "json",
+    "regex": "regex",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Kinds of guides as the fields of vLLM's StructuredOutputsParams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A model's tokenizer: `encode` without special tokens, `piece` the text of one token, `ends` the tokens that end
+    an answer, the usual one first."""
+
+    encode: Callable[[str], Sequence[int]]
+    piece: Callable[[int], str]
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One generation: what goes to the model beside its name. `id` is its own, so that it can be ended by it."""
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    adapter: str = ""
+
+
+class Requests:
+    """Makes the requests to one model. `adapters`: LoRAs by the name that clients use, to what the model calls them.
+
+    `words` may only be missing for models that read no token ids, and where nothing but a cancellation is made. Raises
+    ConfigError for adapters that the model cannot take.
+    """
+
+    def __init__(
+        self,
+        schema: LlmSchema,
+        model: str,
+        version: str = "",
+        *,
+        words: Words | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
+    ) -> None:
+        self._schema = schema
+        self._model = model
+        self._version = version
+        self._words = words
+        self._adapters = dict(adapters or {})
+        self._check_adapters()
+
+    def generation(self, asked: Asked) -> ModelInferRequest:
+        """Raises InvalidValue for what the model cannot be asked, InputRejected for a number that does not fit."""
+        schema, sampling = self._schema, asked.sampling
+        request = self._begin(asked.id)
+        self._put_prompt(request, asked.prompt)
+        if schema.streaming:
+            self._put(request, schema.streaming, asked.stream and schema.decoupled)
+        if schema.exclude:
+            self._put(request, schema.exclude, True)
+        for name in schema.flags:
+            self._put(request, name, True)
+        if schema.family == "vllm":
+            self._put_vllm(request, asked)
+            return request
+        for name, value in self._values(sampling).items():
+            self._put_field(request, name, value)
+        if schema.family == "tokens":
+            self._put_ends(request, sampling)
+        if sampling.logprobs is not None and "logprobs" in schema.parameters:
+            if sampling.logprobs:
+                raise InvalidValue(
+                    "this model tells the probability of the chosen token alone: leave top_logprobs out or 0",
+                    param="top_logprobs",
+                )
+            self._put(request, "return_log_probs", True)
+        if sampling.guide is not None and "guide" in schema.parameters:
+            self._put_guide(request, sampling.guide)
+        if asked.adapter:
+            self._put_adapter(request, asked.adapter)
+        return request
+
+    def cancellation(self, id: str) -> ModelInferRequest | None:
+        """What ends the generation of that id; None where the model takes no such request."""
+        schema = self._schema
+        if not schema.cancel:
+            return None
+        request = self._begin(id)
+        self._put_prompt(request, Prompt(text="", ids=(0,)), length=0)
+        for name, own in schema.fields.items():
+            if not schema.inputs[own].optional:
+                self._put_field(request, name, 0 if name == "max_tokens" else NEUTRAL[name])
+        self._put(request, schema.cancel, True)
+        return request
+
+    def _begin(self, id: str) -> ModelInferRequest:
+        return ModelInferRequest(model_name=self._model, model_version=self._version, id=id)
+
+    def _put_prompt(self, request: ModelInferRequest, prompt: Prompt, *, length: int | None = None) -> None:
+        schema = self._schema
+        if schema.prompt != IDS:
+            self._put(request, schema.prompt, prompt.text)
+            return
+        if prompt.ids is None:
+            raise InvalidValue("this model reads token ids, and the prompt has none: send a text", param="prompt")
+        self._put(request, IDS, prompt.ids)
+        if LENGTHS in schema.inputs:
+            self._put(request, LENGTHS, len(prompt.ids) if length is None else length)
+
+    def _values(self, sampling: Sampling) -> dict[str, Any]:
+        """What the inputs of the sampling fields are to hold: what is set, and what must be filled."""
+        schema = self._schema
+        values: dict[str, Any] = {}
+        for name, own in schema.fields.items():
+            value = getattr(sampling, name)
+            if value is not None and value != []:
+                values[name] = value
+            elif not schema.inputs[own].optional:
+                values[name] = NEUTRAL[name]
+        if values.get("top_k") == -1:
+            values["top_k"] = 0
+        if schema.family in ("trtllm", "tokens"):
+            self._mean_it(values, sampling)
+        return values
+
+    def _mean_it(self, values: dict[str, Any], sampling: Sampling) -> None:
+        """TensorRT-LLM takes the likeliest token until it is told a top_k or top_p, whatever the temperature; and not
+        every version takes a temperature of 0, which asks for just that."""
+        has, inputs = self._schema.fields, self._schema.inputs
+        if sampling.temperature == 0 and "top_k" in has:
+            values["top_k"] = 1
+            for name in ("temperature", "top_p"):
+                if name in has and inputs[has[name]].optional:
+                    values.pop(name, None)
+        elif (sampling.temperature is not None or sampling.top_p is not None) and not values.get("top_k"):
+            for name in {"top_k", "top_p"} & has.keys():
+                values.setdefault(name, NEUTRAL[name])
+        if sampling.logprobs is not None and "temperature" in has and not values.keys() & {"temperature", "top_k"}:
+            values["temperature"] = 1.0  # without any sampling input it tells no probabilities
+
+    def _put_field(self, request: ModelInferRequest, name: str, value: Any) -> None:
+        tensor = self._schema.inputs[self._schema.fields[name]]
+        if name in ("stop", "bad_words"):
+            self._put_words(request, tensor, value, name)
+        elif name == "seed":
+            self._put(request, tensor.name, _wrapped(value, tensor.datatype))
+        else:
+            self._put(request, tensor.name, value)
+
+    def _put_words(self, request: ModelInferRequest, tensor: Tensor, texts: Sequence[str], name: str) -> None:
+        if tensor.datatype == "INT32":
+            if name == "stop" and "stop_token_ids" in self._schema.parameters:
+                return  # with the tokens that end an answer: see _put_ends
+            self._put_list(request, tensor, self._encoded(texts))
+            return
+        most = tensor.dims[-1] if tensor.dims else 1
+        if 0 < most < len(texts):
+            if name != "stop":  # what follows a stop text is cut off here anyway
+                raise InvalidValue(f"this model takes {most} of {name}, not {len(texts)}", param=name)
+            texts = texts[:most]
+        self._put(request, tensor.name, list(texts) or [""])
+
+    def _encoded(self, texts: Iterable[str]) -> list[Sequence[int]]:
+        assert self._words is not None, "a model with word lists reads token ids"
+        return [ids for text in texts if (ids := self._words.encode(text))]
+
+    def _put_list(self, request: ModelInferRequest, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
+        """Row 0 the tokens of all words, row 1 where each of them ends, filled up with -1."""
+        if not words and tensor.optional:
+            return
+        flat = [id for word in words for id in word] or [0]
+        ends = list(accumulate(len(word) for word in words))
+        self._put(request, tensor.name, [flat, ends + [-1] * (len(flat) - len(ends))])
+
+    def _put_ends(self, request: ModelInferRequest, sampling: Sampling) -> None:
+        """The engine knows no end of an answer by itself: all tokens that end one, and the stop texts."""
+        schema, words = self._schema, self._words
+        ends = () if words is None or sampling.ignore_eos else words.ends
+        if ends and "end_id" in schema.inputs:
+            self._put(request, "end_id", ends[0])
+            if "pad_id" in schema.inputs:
+                self._put(request, "pad_id", ends[0])
+            ends = ends[1:]
+        if "stop_token_ids" in schema.parameters:
+            alone = [[id] for id in (*ends, *sampling.stop_token_ids)]
+            stops = [*self._encoded(sampling.stop), *alone]
+            self._put_list(request, schema.inputs[schema.fields["stop"]], stops)
+
+    def _put_guide(self, request: ModelInferRequest, guide: Guide) -> None:
+        kind, value = GUIDE_TYPES.get(guide.kind), guide.value
+        if guide.kind == "choice":
+            kind, value = "regex", "|".join(f"({re.escape(text)})" for text in _choices(guide))
+        if kind is None:
+            raise InvalidValue(f"this model cannot be guided by a {guide.kind}", param="response_format")
+        self._put(request, GUIDE_TYPE, kind)
+        if guide.kind != "json_object":
+            self._put(request, GUIDE, value)
+
+    def _put_adapter(self, request: ModelInferRequest, adapter: str) -> None:
+        schema, value = self._schema, self._adapters[adapter]
+        if schema.family != "llmapi" or "lora_path" not in schema.inputs:
+            self._put(request, schema.adapter, value)
+            return
+        self._put(request, "lora_name", adapter)
+        self._put(request, "lora_path", value)
+        if "lora_id" in schema.inputs:
+            self._put(request, "lora_id", _stable(f"{adapter} {value}"))
+
+    def _put_vllm(self, request: ModelInferRequest, asked: Asked) -> None:
+        schema, sampling = self._schema, asked.sampling
+        told: dict[str, Any] = {}
+        for name in sorted(schema.parameters - {"guide"}):
+            value = getattr(sampling, name)
+            if value is not None and value != []:
+                told[VLLM_NAMES.get(name, name)] = value
+        if sampling.guide is not None and schema.guide:
+            told[schema.guide] = json.dumps(_structured(sampling.guide))  # JSON within JSON: so it is read
+        if asked.adapter:
+            told["lora_name"] = self._adapters[asked.adapter]
+        if SAMPLING in schema.inputs:
+            self._put(request, SAMPLING, msgspec.json.encode(told))
+        else:
+            for name, value in told.items():
+                codec.set_parameter(request.parameters, name, value)
+        if "logprobs" in told:
+            self._put(request, "return_logprobs", True)
+
+    def _put(self, request: ModelInferRequest, name: str, value: Any) -> None:
+        """One tensor, in the shape and type that the model has it."""
+        tensor = self._schema.inputs[name]
+        array = _array(value, tensor.datatype)
+        array = (
+            array.reshape((1,) * (len(tensor.dims) - array.ndim) + array.shape) if tensor.dims else array.reshape(())
+        )
+        codec.add_input(request, name, tensor.datatype, array[None] if self._schema.batched else array)
+
+    def _check_adapters(self) -> None:
+        schema = self._schema
+        if self._adapters and not schema.adapter:
+            raise ConfigError(f"{self._model} takes no LoRA: leave `adapters` out, or serve a model that does")
+        if schema.adapter == "lora_task_id":
+            for name, value in self._adapters.items():
+                if isinstance(value, str) or value < 0:
+                    raise ConfigError(f"the adapter {name!r} of {self._model} is a task id there: give its number")
+        else:
+            self._adapters = {name: str(value) for name, value in self._adapters.items()}
+
+
+def _array(value: Any, datatype: str) -> Array:
+    """A value or list of values, at least 1-D."""
+    if datatype == "BYTES":
+        values = value if isinstance(value, list) else [value]
+        array = np.empty(len(values), dtype=object)
+        array[:] = values
+        return array
+    kind: Any = np.bool_ if datatype == "BOOL" else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        kind = np.uint64 if value >= 2**63 else np.int64
+    array = np.atleast_1d(np.asarray(value, dtype=kind))
+    return array.astype(np.float64) if datatype in ("FP16", "FP32", "FP64", "BF16") else array
+
+
+def _wrapped(seed: int, datatype: str) -> int:
+    """A seed within the bounds of its type, the same one each time: clients send any of 64 bits, with a sign."""
+    if datatype not in codec.DTYPES or codec.DTYPES[datatype].kind not in "iu":
+        return seed
+    bounds = np.iinfo(codec.DTYPES[datatype])
+    size = int(bounds.max) - int(bounds.min) + 1
+    return (seed - int(bounds.min)) % size + int(bounds.min)
+
+
+def _structured(guide: Guide) -> dict[str, Any]:
+    if guide.kind == "json_object":
+        return {"json_object": True}
+    if guide.kind == "choice":
+        return {"choice": _choices(guide)}
+    return {STRUCTURED[guide.kind]: guide.value}
+
+
+def _choices(guide: Guide) -> list[str]:
+    try:
+        return msgspec.json.decode(guide.value, type=list[str])
+    except msgspec.MsgspecError as error:
+        raise InvalidValue(f"a choice is a list of texts: {error}", param="guided_choice") from None
+
+
+def _stable(text: str) -> int:
+    """A positive number that stays the same over restarts and orders: servers keep adapters by it."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF or 1

@@ -1,0 +1,279 @@
+"""How a language model on Triton is asked and what it answers, read from its ModelConfig and ModelMetadata: pure.
+
+Sources: triton-inference-server/vllm_backend (src/model.py, src/utils), NVIDIA/TensorRT-LLM (triton_backend/all_models:
+inflight_batcher_llm, gpt, llmapi), Dynamo's KServe front. What a model can do is told by the tensors that it really
+has, not by its name: ensembles are edited, and each release adds some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.backends.triton.schema import Tensor, Tensors, family_of, instances_of, newest, tensors_of
+
+Family: TypeAlias = Literal["vllm", "trtllm", "tokens", "llmapi", "dynamo", "text"]
+Gives: TypeAlias = Literal["delta", "cumulative", "ids"]
+
+FAMILIES: Mapping[str, Family] = {
+    "vLLM": "vllm",
+    "TensorRT-LLM": "trtllm",
+    "TensorRT-LLM, token level": "tokens",
+    "TensorRT-LLM, LLM API": "llmapi",
+    "Dynamo": "dynamo",
+    "text_output": "text",
+}
+"""`family_of` to what is done about it. "trtllm": ensemble, BLS and the older `gpt` of TensorRT-LLM; "tokens": its
+engine, whose tokenizer is ours; "text": whatever else reads `text_input` and answers `text_output`."""
+
+TEXT, IDS, OUTPUT, OUTPUT_IDS = "text_input", "input_ids", "text_output", "output_ids"
+SAMPLING, LENGTHS = "sampling_parameters", "input_lengths"
+GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
+LOG_PROBS = "output_log_probs"
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "max_tokens": ("max_tokens", "request_output_len", "max_new_tokens"),
+    "min_tokens": ("min_tokens", "min_length"),
+    "temperature": ("temperature",),
+    "top_p": ("top_p", "runtime_top_p"),
+    "top_k": ("top_k", "runtime_top_k"),
+    "min_p": ("min_p",),
+    "seed": ("seed", "random_seed"),
+    "presence_penalty": ("presence_penalty",),
+    "frequency_penalty": ("frequency_penalty",),
+    "repetition_penalty": ("repetition_penalty",),
+    "length_penalty": ("length_penalty", "len_penalty"),
+    "ignore_eos": ("ignore_eos",),
+    "skip_special_tokens": ("skip_special_tokens",),
+    "stop": ("stop_words", "stop_words_list", "stop"),
+    "bad_words": ("bad_words", "bad_words_list"),
+}
+"""Fields of Sampling to the inputs that may carry them; the older name last."""
+
+PREFIX = "sampling_param_"
+"""Of the LLM API's inputs, which are called as the fields are."""
+
+VLLM = frozenset(
+    {
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "stop",
+        "stop_token_ids",
+        "include_stop",
+        "bad_words",
+        "ignore_eos",
+        "skip_special_tokens",
+    }
+)
+"""What vLLM's SamplingParams take through JSON. Not logit_bias: its keys arrive as texts there, which vLLM fails on."""
+
+_SCALARS = VLLM - {"stop", "stop_token_ids", "bad_words"}
+"""What fits into request parameters, which the first versions of the backend read instead."""
+
+_STREAMING = ("stream", "streaming")
+_EXCLUDE = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
+_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+_LENGTH_KEYS = ("max_seq_len", "max_model_len", "max_sequence_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSchema:
+    """How a language model on Triton is called.
+
+    `prompt`: the input that it reads. `fields`: Sampling fields to the inputs that carry them; vLLM's go as one text
+    of JSON. `parameters`: all fields that it honours. `batched`: tensors have a batch axis of 1. `decoupled`: its
+    answers come on a stream. `streaming`: the input that asks for pieces, `exclude` the one that keeps the prompt out
+    of the answer, `cancel` the one that ends a generation by its id, `flags` those that ask for further outputs; ""
+    and () where it has none. `guide`: how vLLM calls guided decoding. `adapter`: the input that selects a LoRA.
+    `context_tokens` None: its configuration does not say. `parts`: models that it is made of.
+    """
+
+    name: str
+    family: Family
+    prompt: str
+    inputs: Mapping[str, Tensor]
+    outputs: frozenset[str]
+    batched: bool = False
+    decoupled: bool = False
+    gives: Gives = "delta"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+    streaming: str = ""
+    exclude: str = ""
+    cancel: str = ""
+    flags: tuple[str, ...] = ()
+    guide: str = ""
+    adapter: str = ""
+    context_tokens: int | None = None
+    instances: int = 1
+    version: str = ""
+    parts: frozenset[str] = frozenset()
+
+    @property
+    def style(self) -> str:
+        return self.family
+
+    @property
+    def streams(self) -> bool:
+        """It can be asked for pieces."""
+        return self.decoupled and (bool(self.streaming) or self.family == "text")
+
+    @property
+    def prepends(self) -> bool:
+        """A whole answer begins with the prompt, and it cannot be asked to leave that out."""
+        return self.family in ("vllm", "trtllm", "tokens") and not self.exclude
+
+    @property
+    def tensors(self) -> tuple[object, ...]:
+        """Equal while the model can be called as before."""
+        return (self.family, tuple(self.inputs.values()), self.outputs, self.batched, self.decoupled, self.gives)
+
+
+def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchema | None:
+    """How to call the model; None for one that does not generate text. Raises ConfigError, with the reason, for one
+    that cannot be asked with a prompt alone."""
+    model = tensors_of(config, metadata)
+    kind = family_of(config, metadata, model)
+    if not kind:
+        return None
+    family = FAMILIES[kind]
+    if family == "trtllm" and (model.max_batch_size == 0 or model.inputs["max_tokens"].optional):
+        family = "text"  # TensorRT-LLM's own must be told, in a batch
+    prompt = IDS if family == "tokens" else TEXT
+    wanted = OUTPUT_IDS if family == "tokens" else OUTPUT
+    if prompt not in model.inputs or wanted not in model.outputs:
+        raise model.refuse(f"generates text ({kind}), but not from {prompt} to {wanted}: it is not known how to ask it")
+    fields = _fields(model, family)
+    schema = LlmSchema(
+        name=model.name,
+        family=family,
+        prompt=prompt,
+        inputs=model.inputs,
+        outputs=frozenset(model.outputs),
+        batched=model.max_batch_size > 0,
+        decoupled=config.model_transaction_policy.decoupled,
+        gives=_gives(config, family),
+        fields=fields,
+        parameters=_parameters(config, model, family, fields),
+        streaming=_flag(model, *_STREAMING),
+        exclude=_flag(model, *_EXCLUDE),
+        cancel=_flag(model, "stop") if family in ("trtllm", "tokens", "llmapi") else "",
+        flags=tuple(name for name in _FLAGS if _flag(model, name)),
+        guide=_vllm_guide(model) if family == "vllm" else "",
+        adapter=_adapter(model, family),
+        context_tokens=_context(config),
+        instances=instances_of(config),
+        version=newest(metadata),
+        parts=parts_of(config),
+    )
+    _check_filled(model, schema)
+    return schema
+
+
+def parts_of(config: ModelConfig) -> frozenset[str]:
+    """The models that an ensemble or TensorRT-LLM's BLS calls, which are not to be asked beside it."""
+    steps = {step.model_name for step in config.ensemble_scheduling.step}
+    if "tensorrt_llm_model_name" in config.parameters or "accumulate_tokens" in config.parameters:
+        steps |= {"preprocessing", "postprocessing", _parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"}
+        steps |= {_parameter(config, f"{name}_name") for name in ("tensorrt_llm_draft_model", "multimodal_encoders")}
+    return frozenset(steps - {"", config.name})
+
+
+def _gives(config: ModelConfig, family: Family) -> Gives:
+    if family == "tokens":
+        return "ids"
+    accumulated = _parameter(config, "accumulate_tokens").lower() in ("true", "1")
+    return "cumulative" if family == "llmapi" or accumulated else "delta"
+
+
+def _fields(model: Tensors, family: Family) -> dict[str, str]:
+    """Sampling fields to the model's inputs that carry them."""
+    if family in ("vllm", "dynamo"):
+        return {}
+    found: dict[str, str] = {}
+    for name, usual in NAMES.items():
+        candidates = (PREFIX + name,) if family == "llmapi" else usual
+        own = next((each for each in candidates if each in model.inputs and _fits(name, model.inputs[each])), None)
+        if own is not None:
+            found[name] = own
+    return found
+
+
+def _fits(name: str, tensor: Tensor) -> bool:
+    """Whether an input is of the kind that carries the field: `stop` may be a text, or the flag that cancels."""
+    if name in ("stop", "bad_words"):
+        return tensor.datatype == "BYTES" or (tensor.datatype == "INT32" and tensor.dims[:1] == (2,))
+    if name in ("ignore_eos", "skip_special_tokens"):
+        return tensor.datatype == "BOOL"
+    return tensor.datatype not in ("BYTES", "BOOL", "?")
+
+
+def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Mapping[str, str]) -> frozenset[str]:
+    has = model.inputs.keys()
+    if family == "vllm":
+        if SAMPLING not in has:
+            return _SCALARS
+        told = {"logprobs"} if "return_logprobs" in has and "logprobs" in model.outputs else set()
+        return VLLM | told | ({"guide"} if _vllm_guide(model) else set())
+    able = set(fields)
+    if {GUIDE, GUIDE_TYPE} <= has:
+        able.add("guide")
+    # An ensemble's log probabilities come without tokens: only pieces tell whose they are.
+    telling = family == "tokens" or config.model_transaction_policy.decoupled
+    if "return_log_probs" in has and LOG_PROBS in model.outputs and telling and family in ("trtllm", "tokens"):
+        able.add("logprobs")
+    if family == "tokens":
+        able |= {"stop_token_ids"} if "stop" in fields else set()
+        able |= {"ignore_eos"} if "end_id" in has else set()
+    return frozenset(able)
+
+
+def _vllm_guide(model: Tensors) -> str:
+    """The key of SamplingParams, which vLLM renamed. The backend's release shows in its other inputs: guided decoding
+    came just after `return_num_input_tokens` (25.01), the new name just after `embedding_request` (25.11)."""
+    if not {SAMPLING, "return_num_input_tokens"} <= model.inputs.keys():
+        return ""
+    return "structured_outputs" if "embedding_request" in model.inputs else "guided_decoding"
+
+
+def _adapter(model: Tensors, family: Family) -> str:
+    if family == "vllm":
+        return SAMPLING if SAMPLING in model.inputs else ""
+    name = "lora_name" if family == "llmapi" else "lora_task_id"
+    return name if name in model.inputs else ""
+
+
+def _flag(model: Tensors, *names: str) -> str:
+    return next((name for name in names if name in model.inputs and model.inputs[name].datatype == "BOOL"), "")
+
+
+def _context(config: ModelConfig) -> int | None:
+    """A template that nobody filled in still says "${max_seq_len}"."""
+    values = (_parameter(config, name) for name in _LENGTH_KEYS)
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
+
+
+def _parameter(config: ModelConfig, name: str) -> str:
+    value = config.parameters[name].string_value if name in config.parameters else ""
+    return "" if value.startswith("${") else value
+
+
+def _check_filled(model: Tensors, schema: LlmSchema) -> None:
+    known = {schema.prompt, SAMPLING, LENGTHS, schema.streaming, schema.exclude, schema.cancel, *schema.flags}
+    known.update(schema.fields.values())
+    missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in known]
+    if missing:
+        raise model.refuse(f"needs inputs that Shoal does not know: {', '.join(missing)}")
+    wanted = "INT32 or INT64" if schema.prompt == IDS else "BYTES"
+    if model.inputs[schema.prompt].datatype not in wanted.split(" or "):
+        raise model.refuse(f"takes {model.inputs[schema.prompt]}, but a prompt is {wanted}")

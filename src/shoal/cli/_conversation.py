@@ -1,0 +1,130 @@
+"""A conversation on a terminal, without the terminal: its turns, its commands, what a reply came to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.types import Chunk, Message, Usage
+
+QUOTES = '"""'
+COMMANDS = {
+    "clear": "forget the conversation (not the system message)",
+    "system": "TEXT: say what the model is to be; without a text, nothing",
+    "undo": "forget the last question and its answer",
+    "stats": "tokens, speed and time to first token of the last reply",
+    "help": "this list",
+    "exit": "leave, as Ctrl-D does",
+}
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.S)
+_LEFT_OUT = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Questions and answers in turn; `system`, where there is one, goes before them."""
+
+    system: str = ""
+    turns: list[Message] = field(default_factory=list)
+
+    def asking(self, question: str) -> list[Message]:
+        """What the model is sent for a question, which is no turn before it is answered."""
+        before = [Message(role="system", content=self.system)] if self.system else []
+        return [*before, *self.turns, Message(role="user", content=question)]
+
+    def answered(self, question: str, answer: str) -> None:
+        """Both are turns from now on; part of an answer counts as one."""
+        self.turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def undo(self) -> bool:
+        """Forget the last question and answer. False: there was none."""
+        found = bool(self.turns)
+        del self.turns[-2:]
+        return found
+
+
+def command(text: str) -> tuple[str, str] | None:
+    """(name, rest) of a line that is one, whether there is such a command or not; None for what is said to the model.
+
+    A path, /etc/hosts, is no command; nor is what begins with a space.
+    """
+    found = _COMMAND.fullmatch(text)
+    return (found[1], (found[2] or "").strip()) if found else None
+
+
+class Lines:
+    """What was typed, line by line, to messages: a line is one, and so is what stands between two triple quotes."""
+
+    def __init__(self) -> None:
+        self._open: list[str] | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        return self._open is not None
+
+    def push(self, line: str) -> str | None:
+        """The message that ends with this line; None where it goes on, or there is nothing in it."""
+        if self._open is None:
+            if not line.lstrip().startswith(QUOTES):
+                return line if line.strip() else None
+            self._open, line = [], line.lstrip()[len(QUOTES) :]
+        text, quotes, _ = line.partition(QUOTES)
+        self._open.append(text)
+        if not quotes:
+            return None
+        message = "\n".join(self._open).strip("\n")
+        self._open = None
+        return message if message.strip() else None
+
+    def drop(self) -> None:
+        """Forget what is unfinished."""
+        self._open = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer as it comes. Times are seconds of `clock`; `asked` is when the question was sent."""
+
+    clock: Callable[[], float]
+    asked: float = 0.0
+    first: float | None = None
+    last: float = 0.0
+    pieces: int = 0
+    text: str = ""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.asked = self.clock()
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.text or chunk.reasoning:
+            self.last = self.clock()
+            self.first = self.last if self.first is None else self.first
+            self.pieces += 1
+            self.text += chunk.text
+        self.usage = chunk.usage or self.usage
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+
+    def stats(self) -> str:
+        """One line. The speed is that of the tokens after the first one; a reply of one has none."""
+        if self.first is None:
+            return "there was no reply yet"
+        counted = self.usage is not None and self.usage.completion_tokens > 0
+        tokens = self.usage.completion_tokens if self.usage is not None and counted else self.pieces
+        parts = [f"{tokens} {'token' if counted else 'piece'}{'s' if tokens > 1 else ''}"]
+        if tokens > 1 and self.last > self.first:
+            parts.append(f"{(tokens - 1) / (self.last - self.first):,.1f} a second")
+        parts.append(f"the first after {self.first - self.asked:.2f} s")
+        if self.usage is not None and self.usage.prompt_tokens:
+            parts.append(f"prompt {self.usage.prompt_tokens} tokens")
+        return ", ".join(parts)
+
+
+def printable(text: str) -> str:
+    """Without what would move a terminal's cursor or change its state; lines and tabs stay."""
+    return text.translate(_LEFT_OUT)

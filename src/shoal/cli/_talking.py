@@ -1,0 +1,267 @@
+"""Who answers in a chat: a model opened in this process, or a server that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from shoal.bench.sse import DONE, Events
+from shoal.config import is_loopback
+from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
+from shoal.types import Chunk, Context, Generate, Message, Sampling, Usage
+
+if TYPE_CHECKING:
+    from shoal.app import App
+
+# Nobody waits behind this queue: only a hang should end it.
+PATIENCE_S = 3600.0
+LOOK_S = 0.5
+"""Between two looks at whether a model only waits for its server."""
+
+
+class Talks(Protocol):
+    """Answers a conversation, piece by piece. Raises ShoalErrors, also after pieces; closing the iterator stops it."""
+
+    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]: ...
+
+
+class Here:
+    """A model of this process. Its event loop runs in a thread of its own, so that it lives while a person types."""
+
+    def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
+        self._app = app
+        self._loop = loop
+        self._model, self._adapter = app.gateway.resolve("")
+
+    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
+        task = Generate(model=self._model, adapter=self._adapter, messages=[*messages], sampling=sampling, stream=True)
+        ctx = Context(id="chat", deadline=time.monotonic() + PATIENCE_S)
+        came: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+
+        async def pump() -> None:
+            async with contextlib.aclosing(self._app.gateway.stream(task, ctx)) as chunks:
+                async for chunk in chunks:
+                    came.put(chunk)
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        pumping.add_done_callback(lambda _: came.put(None))
+        try:
+            while (chunk := came.get()) is not None:
+                yield chunk
+            pumping.result()
+        finally:
+            pumping.cancel()
+
+
+@contextlib.contextmanager
+def opened(opening: AbstractAsyncContextManager[App], noted: Callable[[str], None]) -> Iterator[Here]:
+    """Open an app whose one model is to answer, and close it at the end. `noted` is told, once, what is waited for.
+
+    Raises SetupError where the model cannot be loaded or does not generate, and what opening and closing raise.
+    """
+    ready: Future[Here] = Future()
+    left, stop = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    broken: list[BaseException] = []
+
+    async def hold() -> None:
+        loops.append(asyncio.get_running_loop())
+        if left.is_set():
+            return
+        async with opening as app:
+            stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+            await _loaded(app, stopping, noted)
+            if not stopping.done():
+                _check(app)
+                ready.set_result(Here(app, loops[0]))
+            await stopping
+
+    def work() -> None:
+        import uvloop
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(hold())
+        except BaseException as error:  # whoever waits is in another thread, and is told there
+            if ready.done():
+                broken.append(error)
+            else:
+                ready.set_exception(error)
+
+    thread = threading.Thread(target=work, name="shoal-chat")
+    thread.start()
+    try:
+        yield ready.result()
+    finally:
+        left.set()
+        if loops:
+            with contextlib.suppress(RuntimeError):  # the loop has ended with the error that is raised
+                loops[0].call_soon_threadsafe(stop.set)
+        thread.join()
+    if broken:
+        raise broken[0]
+
+
+async def _loaded(app: App, stopping: asyncio.Future[Any], noted: Callable[[str], None]) -> None:
+    """Return when its models are loaded or have failed, or nobody waits any more."""
+    loading: asyncio.Future[Any] = asyncio.ensure_future(app.wait_loaded())
+    told: set[str] = set()
+    try:
+        while not (loading.done() or stopping.done()):
+            await asyncio.wait({loading, stopping}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            waits = [f"{card.name} is not there yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
+            waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.waiting.items()]
+            for line in waits:
+                if line not in told and not loading.done():
+                    told.add(line)
+                    noted(line)
+    finally:
+        loading.cancel()
+
+
+def _check(app: App) -> None:
+    """Raises SetupError unless there is a model that may generate."""
+    cards = app.gateway.models()
+    if cards and all(card.state == "failed" for card in cards):
+        raise SetupError("; ".join(f"{card.name}: {card.error}" for card in cards))
+    if all(card.facts is not None and "generate" not in card.facts.tasks for card in cards):
+        names = ", ".join(card.name for card in cards) or "what is served"
+        raise SetupError(f"{names} does not generate text: name a language model")
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Counts(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Counts | None = None
+    error: Any = None
+
+
+class There:
+    """A model of the server at `url`, with or without /v1 at its end; `model` "" is the first that it lists."""
+
+    def __init__(self, url: str, model: str, key: str | None = None) -> None:
+        from urllib.parse import urlsplit
+        from urllib.request import OpenerDirector, ProxyHandler, build_opener
+
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url {url}: write http://host:port", param="--url")
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        # The environment's proxy is for other machines: through it, this one's loopback address is the proxy's.
+        self._opener: OpenerDirector = build_opener(*([ProxyHandler({})] if is_loopback(parts.hostname) else []))
+        self._model = model or self._first_model()
+
+    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": one.role, "content": one.content} for one in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body |= {
+            name: value for name in ("temperature", "max_tokens") if (value := getattr(sampling, name)) is not None
+        }
+        reply = self._open("/v1/chat/completions", msgspec.json.encode(body))
+        events, ended = Events(), False
+        with reply:
+            while part := self._read(reply):
+                for data in events.feed(part):
+                    if data == DONE:
+                        return
+                    chunk = _chunk(data)
+                    ended = ended or chunk.finish_reason is not None
+                    yield chunk
+        if not ended:
+            raise TransportFailed(f"{self._url} broke off its answer: ask again")
+
+    def _first_model(self) -> str:
+        """The first one listed that generates, or of which that is not said."""
+        with self._open("/v1/models", None) as reply:
+            try:
+                listed = msgspec.json.decode(reply.read())["data"]
+                able = [one["id"] for one in listed if "generate" in one.get("tasks", ["generate"])]
+                return str(able[0])
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise SetupError(f"{self._url} lists no model that chats: name one with --model") from None
+
+    def _open(self, path: str, body: bytes | None) -> Any:
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import Request
+
+        try:
+            return self._opener.open(Request(self._url + path, body, self._headers), timeout=PATIENCE_S)
+        except HTTPError as error:
+            with error:
+                raise SetupError(f"{self._url} answered {error.code}: {_said(error.read())}") from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise TransportFailed(f"nothing answers at {self._url} ({reason}): is a server running there?") from None
+
+    def _read(self, reply: Any) -> bytes:
+        from http.client import HTTPException
+
+        try:
+            part: bytes = reply.read1(1 << 16)
+            return part
+        except (OSError, HTTPException) as error:
+            raise TransportFailed(f"{self._url} broke off its answer ({error!r}): ask again") from None
+
+
+def _chunk(data: bytes) -> Chunk:
+    """One event of the chat stream. Raises EngineFailed for one that tells an error, or cannot be read."""
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except msgspec.MsgspecError as error:
+        raise EngineFailed(f"the server sent what is no chunk of a chat ({error})") from None
+    if event.error:
+        raise EngineFailed(_said(data))
+    choice = event.choices[0] if event.choices else _Choice()
+    usage = event.usage
+    return Chunk(
+        text=choice.delta.content or "",
+        reasoning=choice.delta.reasoning or choice.delta.reasoning_content or "",
+        finish_reason=choice.finish_reason,
+        usage=Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+        if usage is not None
+        else None,
+    )
+
+
+def _said(body: bytes) -> str:
+    """The message in an error of any dialect."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        found = msgspec.json.decode(body)
+        if isinstance(found, dict):
+            error = found.get("error", found.get("detail", found))
+            text = error.get("message") if isinstance(error, dict) else error
+            if isinstance(text, str):
+                return text
+    return body[:200].decode(errors="replace").strip() or "no reason given"

@@ -1,0 +1,133 @@
+"""The terminal of `shoal chat`: reads lines, shows replies as they come, and obeys commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TextIO
+
+from shoal.cli._conversation import COMMANDS, Conversation, Lines, Reply, command, printable
+from shoal.cli._errors import say
+from shoal.cli._talking import Talks
+from shoal.errors import ShoalError
+from shoal.types import Message, Sampling
+
+PROMPT = ">>> "
+GOES_ON = "... "
+STOPPED = "(stopped)"
+CUT = "(cut: the answer has reached its most tokens)"
+
+
+class Terminal:
+    """One person and one model. `read` asks for a line and raises EOFError at the end; `show_stats`: after each reply;
+    `dim`: `out` understands ANSI's codes, and what is no answer is dimmed.
+
+    Ctrl-C stops a reply, and what came of it stays in the conversation; while nothing is answered, it leaves.
+    """
+
+    def __init__(
+        self,
+        talks: Talks,
+        conversation: Conversation,
+        sampling: Sampling,
+        *,
+        out: TextIO,
+        dim: bool = False,
+        read: Callable[[str], str] = input,
+        show_stats: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._talks = talks
+        self._conversation = conversation
+        self._sampling = sampling
+        self._out = out
+        # Written by hand: a console that keeps a buffer would be left in the middle of a write by Ctrl-C.
+        self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
+        self._read = read
+        self._show_stats = show_stats
+        self._clock = clock
+        self._last: Reply | None = None
+
+    def run(self) -> None:
+        """Until the person leaves."""
+        self._note("/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves")
+        lines = Lines()
+        while True:
+            try:
+                message = lines.push(self._read(GOES_ON if lines.unfinished else PROMPT))
+            except EOFError:
+                self._write("\n")
+                return
+            except KeyboardInterrupt:
+                self._write("\n")
+                if not lines.unfinished:
+                    return
+                lines.drop()
+                continue
+            if message is None:
+                continue
+            asked = command(message)
+            if asked is None:
+                self._answer(message)
+            elif asked[0] in ("exit", "quit", "bye"):
+                return
+            else:
+                self._obey(*asked)
+
+    def _answer(self, question: str) -> None:
+        messages = self._conversation.asking(question)
+        reply = self._last = Reply(self._clock)
+        try:
+            self._show(messages, reply)
+        except KeyboardInterrupt:
+            self._note(f"\n{STOPPED}")
+        except ShoalError as error:
+            self._write("\n")
+            say("error", error.message, "bold red")
+        else:
+            self._write("\n")
+            if reply.finish_reason == "length":
+                self._note(CUT)
+        if reply.text:
+            self._conversation.answered(question, reply.text)
+        if self._show_stats:
+            self._note(reply.stats())
+
+    def _show(self, messages: list[Message], reply: Reply) -> None:
+        thinking = False
+        with closing(self._talks.ask(messages, self._sampling)) as chunks:
+            for chunk in chunks:
+                reply.add(chunk)
+                if chunk.reasoning:
+                    thinking = True
+                    self._write(printable(chunk.reasoning).join(self._dim))
+                if chunk.text:
+                    self._write(f"\n\n{printable(chunk.text.lstrip())}" if thinking else printable(chunk.text))
+                    thinking = False
+
+    def _obey(self, name: str, rest: str) -> None:
+        conversation = self._conversation
+        if name == "clear":
+            conversation.clear()
+            self._note("the conversation begins anew")
+        elif name == "system":
+            conversation.system = rest
+            self._note("from now on the system message is that" if rest else "there is no system message now")
+        elif name == "undo":
+            self._note("the last question is forgotten" if conversation.undo() else "there is nothing to forget")
+        elif name == "stats":
+            self._note(self._last.stats() if self._last else "there was no reply yet")
+        else:
+            if name != "help":
+                self._note(f"/{name} is no command")
+            for each, what in COMMANDS.items():
+                self._note(f"/{each:<8}{what}")
+            self._note('"""      begins and ends a message of several lines')
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _note(self, text: str) -> None:
+        self._write(text.join(self._dim) + "\n")

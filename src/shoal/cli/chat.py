@@ -1,0 +1,139 @@
+"""`shoal chat`: talk to a language model, in this process or behind a server."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli._options import with_settings
+from shoal.config import Loaded
+from shoal.errors import ConfigError, SetupError
+
+if TYPE_CHECKING:
+    from shoal.cli._conversation import Conversation
+    from shoal.cli._talking import Talks
+    from shoal.types import Sampling
+
+STDIN = "-"
+
+
+@with_settings("Engine", "Generation", "Model files")
+def chat(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [QUESTION]",
+            help="The model's address, as for serve (with --url or --model there is none here), and a question to"
+            " answer; - stands for what is piped in. Without a question it is a conversation.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
+    ] = "",
+    url: Annotated[str, typer.Option(help="Ask this server, any that speaks OpenAI's API.")] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="Say what the model is to be.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, metavar="NUMBER", help="How freely it chooses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed after each reply.")] = False,
+    *,
+    loaded: Loaded,
+) -> None:
+    """Talk to a language model. /help lists the commands of a conversation.
+
+    With a question, or text piped in, only the answer goes to standard output.
+    """
+    from shoal.cli._conversation import Conversation
+    from shoal.types import Sampling
+
+    given = list(words or ())
+    if not url and not model:
+        if not given and not loaded.served:
+            raise ConfigError("name a model: shoal chat MODEL, or --url of a server", param="--")
+        model = given.pop(0) if given else loaded.served[0]
+    question = _question(given)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    with contextlib.ExitStack() as stack:
+        talks = _talks(stack, loaded, url, model)
+        conversation = Conversation(system)
+        if question is None:
+            _converse(talks, conversation, sampling, show_stats=stats)
+        else:
+            _answer_once(talks, conversation, sampling, question, show_stats=stats)
+
+
+def _question(given: Sequence[str]) -> str | None:
+    """None: a conversation. Raises ConfigError where it is neither."""
+    if not given and sys.stdin.isatty():
+        if not sys.stdout.isatty():
+            raise ConfigError("give the question as an argument, or pipe it in", param="--")
+        return None
+    question = " ".join(_piped() if part == STDIN else part for part in given) if given else _piped()
+    if not question.strip():
+        raise SetupError("the question is empty: give it as an argument, or pipe it in")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("the question is not UTF-8: convert it first", param="--") from None
+    return question
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.buffer.read().decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise SetupError(f"standard input is not UTF-8 (byte {error.start + 1}): convert it first") from None
+
+
+def _talks(stack: contextlib.ExitStack, loaded: Loaded, url: str, model: str) -> Talks:
+    from shoal.cli._talking import There, opened
+
+    if url:
+        settings = loaded.settings
+        keys = [entry.partition(" ")[0] for entry in settings.api_key]  # without their classes
+        return There(url, model, settings.upstream_api_key or (keys[0] if keys else None))
+    from shoal.app import open_app
+    from shoal.cli.progress import TerminalProgress
+
+    with TerminalProgress() as progress:  # its bars are over when the conversation begins
+        return stack.enter_context(opened(open_app(loaded, (model,), progress), progress.noted))
+
+
+def _converse(talks: Talks, conversation: Conversation, sampling: Sampling, *, show_stats: bool) -> None:
+    with contextlib.suppress(ImportError):  # not on every platform; lines are then edited as the terminal does it
+        import readline  # noqa: F401 - input() edits lines and keeps their history once this is loaded
+    from rich.console import Console
+
+    from shoal.cli._terminal import Terminal
+
+    dim = Console().color_system is not None
+    Terminal(talks, conversation, sampling, out=sys.stdout, dim=dim, show_stats=show_stats).run()
+
+
+def _answer_once(
+    talks: Talks, conversation: Conversation, sampling: Sampling, question: str, *, show_stats: bool
+) -> None:
+    """Only the answer, byte for byte where standard output is no terminal. Raises what the model raises."""
+    from shoal.cli._conversation import Reply, printable
+
+    plain = not sys.stdout.isatty()
+    reply = Reply(time.perf_counter)
+    try:
+        with contextlib.closing(talks.ask(conversation.asking(question), sampling)) as chunks:
+            for chunk in chunks:
+                reply.add(chunk)
+                sys.stdout.write(chunk.text if plain else printable(chunk.text))
+                sys.stdout.flush()
+    finally:
+        if reply.text and not reply.text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    if reply.finish_reason == "length":
+        typer.echo("the answer was cut: it has reached its most tokens (--max-tokens)", err=True)
+    if show_stats:
+        typer.echo(reply.stats(), err=True)

@@ -1,0 +1,75 @@
+"""How long one may wait for the next chunk of a stream, with one timer a stream and not one a token."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from shoal.errors import DeadlineExceeded
+
+
+class Silence:
+    """Breaks off a wait that lasts too long. Around each wait `listen()` and `heard()`; around all of them `with`.
+
+    `first_s` bounds the first wait, `between_s` each later one, `total_s` all together from now on. Time between
+    `heard` and the next `listen` is the reader's own, and counts only against the whole. What is awaited is cancelled,
+    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged.
+    """
+
+    __slots__ = ("_between_s", "_end", "_loop", "_since", "_task", "_timer", "_wait_s", "_why")
+
+    def __init__(self, first_s: float, between_s: float, total_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wait_s = first_s
+        self._between_s = between_s
+        self._end = self._loop.time() + total_s
+        self._since: float | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._why = ""
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._next(), self._look)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._timer.cancel()
+        if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
+            raise DeadlineExceeded(self._why) from None
+
+    def listen(self) -> None:
+        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up."""
+        self._since = now = self._loop.time()
+        if now >= self._end:
+            raise DeadlineExceeded(_TOTAL)
+        self._task = asyncio.current_task()
+
+    def heard(self) -> None:
+        """It is over."""
+        self._since = None
+        if self._wait_s is not self._between_s:
+            self._wait_s = self._between_s
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._next(), self._look)
+
+    def _next(self) -> float:
+        """Seconds until the timer has to look again: nothing can be overdue sooner."""
+        now = self._loop.time()
+        since = self._since if self._since is not None else now
+        return max(0.0, min(since + self._wait_s, self._end) - now)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self._since is not None and self._task is not None:
+            if now >= self._end:
+                self._why = _TOTAL
+            elif now - self._since >= self._wait_s:
+                self._why = f"the model was silent for {self._wait_s:g} s: try again, or ask for less"
+            if self._why:
+                self._task.cancel()
+                return
+        # Past the end somebody else holds the stream: the next `listen` will say so.
+        self._timer = self._loop.call_later(max(self._next(), 0.01), self._look)
+
+
+_TOTAL = "the answer was not complete within the request's time: ask for fewer tokens, or allow more time"

@@ -1,0 +1,1 @@
+"""Language models put together: pipelines from their files, and generators from backends."""

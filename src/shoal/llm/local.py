@@ -1,0 +1,124 @@
+"""Language models that run on this machine, put together: files in the store, a chat pipeline, a generator, and the
+facts to show."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.backends.genai import GenaiGenerator, GenaiOptions
+from shoal.backends.genai import open as open_generator
+from shoal.core.protocols import ChatPipeline, GeneratorFacts, ModelFacts
+from shoal.errors import AddressError, ConfigError
+from shoal.llm.chat import chat_pipeline
+from shoal.local import prepared
+from shoal.models.address import Address
+from shoal.models.manifest import GenerationSpec
+from shoal.models.progress import Progress
+from shoal.models.store import Stored
+from shoal.settings import ModelTable, Settings
+
+IR_DETAILS = "openvino_config.json"
+"""What optimum writes of how it exported a model, its quantisation above all."""
+
+_QUANTISED = re.compile(r"(?<![a-z0-9])(?:q[4-8]_[0-9k](?:_[sml])?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
+"""How weights are kept, as names of GGUF files say it."""
+
+
+def kind_of(stored: Stored) -> Literal["embed", "generate"]:
+    """What a model in the store is for."""
+    return "embed" if stored.manifest.generation is None else "generate"
+
+
+async def open_llm(
+    name: str, address: Address, settings: Settings, table: ModelTable, progress: Progress | None = None
+) -> tuple[ChatPipeline, GenaiGenerator, ModelFacts]:
+    """Open the language model of a local address; its generator has made a token then.
+
+    Raises SetupError, and OutOfMemory or Crashed when it is too large for this machine.
+    """
+    stored = await prepared(address, settings, progress)
+    spec = stored.manifest.generation
+    if spec is None:
+        raise AddressError(f"{name}: {address} embeds and does not generate: name a language model")
+    if table.adapters:
+        raise ConfigError(
+            f'[models."{name}".adapters]: models on this machine take no LoRAs; merge it into the model before it is '
+            "exported, or serve it with a server that has them"
+        )
+    generator = await open_generator(model_path(stored, spec), name=name, options=_options(spec, settings, table))
+    try:
+        pipeline = await asyncio.to_thread(
+            chat_pipeline, stored.path, settings, context_tokens=generator.facts.context_tokens
+        )
+    except BaseException:
+        await generator.aclose()
+        raise
+    return pipeline, generator, _facts(stored, spec, generator.facts, settings)
+
+
+def model_path(stored: Stored, spec: GenerationSpec) -> Path:
+    """What the generator opens: the folder of an OpenVINO graph, or a GGUF file."""
+    return stored.graph.parent if spec.format == "ir" else stored.graph
+
+
+def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> GenaiOptions:
+    return GenaiOptions(
+        precision=settings.precision,
+        threads=settings.threads,
+        max_streams=settings.max_streams,
+        kv_cache_mb=settings.kv_cache_mb,
+        prefix_caching=settings.prefix_caching,
+        context_tokens=table.context_tokens or spec.context_tokens,
+        stop_ids=spec.stop_ids,
+        vocab_size=spec.vocab_size,
+        cache_heads=spec.cache_heads,
+        cache_precision=spec.cache_precision,
+    )
+
+
+def _facts(stored: Stored, spec: GenerationSpec, able: GeneratorFacts, settings: Settings) -> ModelFacts:
+    manifest = stored.manifest
+    details: dict[str, Any] = {
+        "parameters": manifest.parameters,
+        "graph": manifest.conversion,
+        "architecture": spec.architecture,
+        "max_streams": settings.max_streams,
+        **able.details,
+    }
+    return ModelFacts(
+        id=manifest.id,
+        source=manifest.source,
+        backend="genai",
+        tasks=("generate",),
+        precision=_precision(stored, spec) or str(able.details["precision"]),
+        space=_space(manifest.weights),
+        revision=manifest.revision,
+        verified="made a token when it was loaded",
+        context_tokens=able.context_tokens,
+        details=details,
+    )
+
+
+def _precision(stored: Stored, spec: GenerationSpec) -> str:
+    """How the weights are kept, where the files say so: int4, int8, or the name of a GGUF's quantisation."""
+    if spec.format == "gguf":
+        found = _QUANTISED.search(stored.graph.stem)
+        return found[0].upper() if found else ""
+    try:
+        written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return ""
+    quantised = written.get("quantization_config") if isinstance(written, dict) else None
+    bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    return f"int{bits}" if isinstance(bits, int) else ""
+
+
+def _space(weights: dict[str, str]) -> str:
+    """16 hex digits that are equal for equal weights."""
+    return hashlib.sha256(msgspec.json.encode(sorted(weights.values()))).hexdigest()[:16]

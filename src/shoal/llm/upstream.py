@@ -1,0 +1,381 @@
+"""Models of OpenAI-compatible servers, put together: what they can do, runners for it, and the facts to show."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from shoal.backends.openai.client import Client
+from shoal.backends.openai.engine import UpstreamEngine
+from shoal.backends.openai.errors import Answer, lacks_model, lacks_route, refused_key, said
+from shoal.backends.openai.replicas import Fleet, Replica
+from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.wire import ModelsWire, ModelWire
+from shoal.core.batched import BatchedRunner
+from shoal.core.batcher import Lane
+from shoal.core.probe import TEXTS, Probed, probe
+from shoal.core.protocols import Engine, ModelFacts, Pipeline, Runner
+from shoal.core.routing import ByTask
+from shoal.errors import AddressError, BackendError, CapacityError, ConfigError, DeadlineExceeded, TransportFailed
+from shoal.local import limits_of
+from shoal.models.address import Address, Served, check_name, parse_address
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.sources import Access
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER
+from shoal.pipelines.strings import StringPipeline, StringSpec
+from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.settings import ModelTable, Settings
+from shoal.types import TaskKind
+
+logger = logging.getLogger("shoal.openai")
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between tries to reach a server; the last one goes on for ever."""
+
+ASK_S = 10.0
+"""For a question that costs no token."""
+
+PROBE_S = 60.0
+"""For the first texts of a model, which its server may have to load."""
+
+DEFAULT_PATH = "/v1"
+"""Of an address without one."""
+
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of a server that may answer otherwise later."""
+
+Note = Callable[[str], None]
+"""Told what a model waits for, in words."""
+
+MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
+
+_NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One model to open: its replicas' addresses, each with the model's name there, and what the configuration says."""
+
+    name: str
+    source: str
+    addresses: Sequence[Address]
+    settings: Settings
+    table: ModelTable = field(default_factory=ModelTable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the first server says of the model. `listed` None: it does not list its models, or not this one."""
+
+    number: int
+    tasks: tuple[TaskKind, ...]
+    listed: ModelWire | None
+
+
+class _Waits(Exception):
+    """The server is there and cannot say yet."""
+
+
+class UpstreamModel(ByTask):
+    """The runners of one model, and the connections that they share."""
+
+    def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
+        super().__init__(runners)
+        self._held = held
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._held.aclose()
+
+
+async def open_upstream(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
+    """Open a model as soon as one of its servers can say what it does; the others join when they come and agree.
+
+    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
+    model cannot be served. Nothing that is asked here makes a server generate.
+    """
+    async with AsyncExitStack() as opened:
+        clients = []
+        for address in wanted.addresses:
+            clients.append(client_of(address, wanted.settings))
+            opened.push_async_callback(clients[-1].aclose)
+        for pause in _lasting():
+            found = await _first(wanted, clients, note)
+            try:
+                runners = await _runners(wanted, clients, found, lane)
+                return UpstreamModel(runners, opened.pop_all())
+            except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
+                note(f"waiting for {wanted.addresses[found.number]}: {error.message}")
+            await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+    """The models that a server lists, by the name to serve them under: what to serve, or why it cannot be.
+
+    Raises TransportFailed and DeadlineExceeded while it is not there, ConfigError for one that lists nothing.
+    """
+    client = client_of(address, settings)
+    try:
+        answer = await client.get("/models", time.monotonic() + ASK_S)
+    finally:
+        await client.aclose()
+    if key := refused_key(answer, client.base):
+        raise ConfigError(key.message)
+    if answer.status in BUSY:
+        raise TransportFailed(f"{client.base}/models answers status {answer.status}{said(answer)}: try again")
+    listed = _listed(answer)
+    if listed is None:
+        raise ConfigError(f"{address} does not list its models: name the one to serve, as {address}#MODEL")
+    found: dict[str, Served | str] = {}
+    # Those that keep their names come first, so that no other is served under one of them.
+    for model in sorted({one.id: None for one in listed}, key=lambda model: served_name(model) != model):
+        name = served_name(model)
+        here = msgspec.structs.replace(address, model=model)
+        try:
+            check_name(name)
+            if parse_address(str(here)) != here:
+                raise AddressError(f"{model!r} cannot stand in an address")
+            if name in found:
+                raise AddressError(f"another model is served as {name} already: name this one, NAME={here}")
+            found[name] = Served(name=name, addresses=(here,))
+        except AddressError as error:
+            found[model] = error.message
+    return found
+
+
+def served_name(model: str) -> str:
+    """A server's name of a model as one to serve it under: no tag `latest`, other tags after a dash, and of a path its
+    last two parts, or the file alone."""
+    parts = [_NO_PART.sub("-", part).strip("-.") for part in model.removesuffix(":latest").split("/")]
+    return "/".join(parts[-1:] if model.startswith(("/", ".")) else parts[-2:])
+
+
+def client_of(address: Address, settings: Settings) -> Client:
+    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    scheme = address.scheme.removeprefix("openai+")
+    path = "" if "/" in address.target else DEFAULT_PATH
+    return Client(
+        f"{scheme}://{address.target}{path}",
+        key=settings.upstream_api_key,
+        connect_timeout_s=settings.connect_timeout_s,
+    )
+
+
+def _lasting() -> Iterator[float]:
+    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
+
+
+async def _first(wanted: Wanted, clients: Sequence[Client], note: Note) -> _Found:
+    """What the first server that answers says."""
+    for pause in _lasting():
+        for number, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True)):
+            try:
+                return await _asked(client, address.model, wanted.table, number)
+            except (TransportFailed, DeadlineExceeded) as error:
+                note(f"waiting for {address}: {error.message}")
+            except _Waits as error:
+                note(f"waiting for {address}: {error}")
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def _asked(client: Client, model: str, table: ModelTable, number: int) -> _Found:
+    """Raises TransportFailed, DeadlineExceeded and _Waits while it cannot be told, ConfigError where it can and the
+    model cannot be served."""
+    answer = await client.get("/models", time.monotonic() + ASK_S)
+    if answer.status in BUSY:
+        raise _Waits(f"/models answers status {answer.status}{said(answer)}")
+    listed = _listed(answer) or []
+    own = next((one for one in listed if one.id == model), None)
+    if tasks := table.tasks or (own.able if own is not None else ()):
+        return _Found(number, tasks, own)
+    embeds = await _embeds(client, model)
+    generates = await _generates(client, model)
+    answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
+    if tasks := tuple(task for task, told in answers.items() if told is True):
+        return _Found(number, tasks, own)
+    for told in (embeds, generates):
+        if isinstance(told, Answer) and told.status in BUSY:
+            raise _Waits(f"it answers status {told.status}{said(told)}")
+    raise ConfigError(_neither(client, model, generates, [one.id for one in listed]))
+
+
+def _neither(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
+    """Why a model can do nothing that is known here."""
+    assert isinstance(told, Answer)
+    if key := refused_key(told, client.base):
+        return key.message
+    if names and model not in names:
+        return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
+    return (
+        f"{model} at {client.base} neither embeds nor chats{said(told)}: check the name and the path, and say what "
+        "it can do with `tasks` in its table of shoal.toml"
+    )
+
+
+async def _embeds(client: Client, model: str) -> bool | Answer:
+    """True, or the answer that says that it does not."""
+    body = msgspec.json.encode({"model": model, "input": [TEXTS[0]]})
+    answer = await client.post("/embeddings", body, time.monotonic() + PROBE_S)
+    return True if answer.status == 200 and b'"embedding"' in answer.body else answer
+
+
+async def _generates(client: Client, model: str) -> bool | Answer:
+    """True, or the answer that says that it does not. The question has no messages and room for no token, so every
+    server refuses it, or has nothing to do; what counts is whether it refuses the route or the model."""
+    body = msgspec.json.encode({"model": model, "messages": [], "max_tokens": 0})
+    answer = await client.post("/chat/completions", body, time.monotonic() + ASK_S)
+    # A server that fails over an empty conversation has the route.
+    if refused_key(answer, client.base) or answer.status in BUSY - {500}:
+        return answer
+    return answer if lacks_model(answer) or lacks_route(answer) else True
+
+
+def _listed(answer: Answer) -> list[ModelWire] | None:
+    """The models of a list; None where it is none."""
+    if answer.status != 200:
+        return None
+    try:
+        return msgspec.json.decode(answer.body, type=ModelsWire).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+async def _runners(wanted: Wanted, clients: Sequence[Client], found: _Found, lane: MakeLane) -> list[Runner]:
+    facts = _facts(wanted, found)
+    runners: list[Runner] = []
+    async with AsyncExitStack() as opened:
+        if "embed" in found.tasks:
+            embedder = await _embedder(wanted, clients, found.number, facts, lane)
+            opened.push_async_callback(embedder.aclose)
+            runners.append(embedder)
+            facts = embedder.facts
+        if "generate" in found.tasks:
+            runners.append(_generator(wanted, clients, replace(facts, tasks=("generate",))))
+        opened.pop_all()
+    return runners
+
+
+def _generator(wanted: Wanted, clients: Sequence[Client], facts: ModelFacts) -> UpstreamRunner:
+    table, settings = wanted.table, wanted.settings
+    adapters = {name: str(there) for name, there in table.adapters.items()}
+    fleet = Fleet(
+        [Replica(client, address.model, adapters) for client, address in zip(clients, wanted.addresses, strict=True)]
+    )
+    defaults: dict[str, Any] = dict(table.sampling)
+    if settings.default_max_tokens:
+        defaults.setdefault("max_tokens", settings.default_max_tokens)
+    fleet.start()
+    return UpstreamRunner(fleet, facts, UpstreamOptions(strip=frozenset(settings.strip_parameters), defaults=defaults))
+
+
+async def _embedder(
+    wanted: Wanted, clients: Sequence[Client], number: int, facts: ModelFacts, lane: MakeLane
+) -> BatchedRunner:
+    """The lane of embeddings, with the replica of that number in service."""
+    counter = await asyncio.to_thread(_tokenizer, wanted)
+    provisional = StringPipeline(StringSpec(dimension=1), truncate=True)
+    reference: list[Probed] = []
+
+    async def admit(engine: UpstreamEngine) -> None:
+        probed = await probe(engine, provisional, time.monotonic() + PROBE_S)
+        reference[0].check(probed, engine.facts.name)
+
+    engines = [
+        UpstreamEngine(client, address.model, f"{wanted.name}-{at}", admit=admit, serving=at == number)
+        for at, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True))
+    ]
+    async with AsyncExitStack() as opened:
+        for engine in engines:
+            opened.push_async_callback(engine.aclose)
+        try:
+            reference.append(await probe(engines[number], provisional, time.monotonic() + PROBE_S))
+        except BackendError as error:
+            if isinstance(error, TransportFailed):
+                raise
+            raise ConfigError(f"{wanted.name} does not embed: {error.message}") from error
+        pipeline = _pipeline(wanted, reference[0], counter, counted=engines[number].counted)
+        facts = _with_vectors(wanted, facts, pipeline, reference[0])
+        for engine in engines:
+            engine.start()
+        runner = BatchedRunner(lane(pipeline, engines, facts), facts)
+        opened.pop_all()
+    return runner
+
+
+def _pipeline(wanted: Wanted, probed: Probed, counter: TextTokenizer | None, *, counted: bool) -> StringPipeline:
+    table = wanted.table
+    if table.dimension is not None and table.dimension != probed.dimension:
+        raise ConfigError(
+            f"{wanted.name} gives vectors of {probed.dimension} dimensions, and the configuration says "
+            f"{table.dimension}: correct it, or leave it out, since the model decides"
+        )
+    spec = StringSpec(
+        dimension=probed.dimension,
+        prompts=table.prompts,
+        default_prompt_name=table.default_prompt_name,
+        normalized=probed.unit,
+        max_tokens=table.max_tokens or 0,
+        token_count="token_count" if counted else "",
+    )
+    return StringPipeline(spec, truncate=wanted.settings.truncate, normalize=table.normalize, tokenizer=counter)
+
+
+def _tokenizer(wanted: Wanted) -> TextTokenizer | None:
+    """For counting alone; the server reads text."""
+    if wanted.table.tokenizer is None:
+        return None
+    settings = wanted.settings
+    access = Access(offline=settings.offline, hf_token=settings.hf_token)
+    return TextTokenizer(tokenizer_folder(wanted.table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
+
+
+def _facts(wanted: Wanted, found: _Found) -> ModelFacts:
+    table = wanted.table
+    listed = found.listed
+    return ModelFacts(
+        id=wanted.addresses[found.number].model,
+        source=wanted.source,
+        backend="openai",
+        tasks=found.tasks,
+        context_tokens=(table.context_tokens or (listed.context if listed else None))
+        if "generate" in found.tasks
+        else None,
+        max_input_tokens=(table.max_tokens or (listed.longest_input if listed else None))
+        if "embed" in found.tasks
+        else None,
+        adapters=tuple(sorted(table.adapters)) if "generate" in found.tasks else (),
+        details={
+            **limits_of(wanted.settings),
+            "model": wanted.addresses[found.number].model,
+            "servers": [str(address) for address in wanted.addresses],
+        },
+    )
+
+
+def _with_vectors(wanted: Wanted, facts: ModelFacts, pipeline: StringPipeline, probed: Probed) -> ModelFacts:
+    spec = pipeline.spec
+    usage = "counted" if pipeline.tokenizer is not None else "reported" if spec.token_count else "estimated"
+    told = [facts.id, "openai", msgspec.to_builtins(spec)]
+    return replace(
+        facts,
+        tasks=("embed",),
+        dimension=probed.dimension,
+        prompts=dict(spec.prompts),
+        default_prompt_name=spec.default_prompt_name,
+        space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
+        verified=f"{len(TEXTS)} texts answered, all finite",
+        details={**facts.details, "usage": usage},
+    )

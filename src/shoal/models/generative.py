@@ -1,0 +1,156 @@
+"""Language models: what their files say, and the settings that serving them needs, put together in one folder."""
+
+from __future__ import annotations
+
+import shutil
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from shoal.errors import ModelFileError
+from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.gguf import Gguf, read_gguf, write_settings
+from shoal.models.manifest import GenerationSpec
+from shoal.models.sources.select import IR, generative
+from shoal.models.tokenizer_file import TOKENIZER
+
+SETTINGS = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+"""What a chat pipeline reads of a model's folder."""
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
+
+
+class Generative(NamedTuple):
+    """`graph`: path in the model's folder."""
+
+    spec: GenerationSpec
+    graph: str
+    parameters: int
+    text: str
+
+
+def graph_of(folder: Path) -> tuple[str, ...]:
+    """The files with the graph of a language model in this folder; none when there is none that can be run."""
+    return generative({path.relative_to(folder).as_posix() for path in folder.glob("*") if path.is_file()})
+
+
+def is_causal(folder: Path) -> bool:
+    """Whether config.json names an architecture that generates, and nothing makes an embedder of it."""
+    config = read_object(folder, "config.json")
+    names = config.data.get("architectures") if config else None
+    if (folder / "modules.json").is_file() or not isinstance(names, list):
+        return False
+    return any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names)
+
+
+def take(folder: Path, target: Path, *, place: str = "") -> Generative:
+    """Check that the graph in `folder` is whole, and put the settings beside each other into the folder `target`.
+
+    Raises ModelFileError, naming the file, for what cannot be run.
+    """
+    graph = graph_of(folder)
+    copy_settings(folder, target)
+    if graph == IR:
+        parameters = check_ir(folder)
+        text = "the model's own OpenVINO graph"
+        cache: tuple[tuple[int, int], ...] = ()
+        kept = ""
+    else:
+        gguf: Gguf = read_gguf(folder / graph[0])
+        write_settings(gguf, target)
+        parameters, cache, kept = gguf.parameters, gguf.cache_heads, gguf.cache_precision
+        text = f"the model's own GGUF ({gguf.architecture})"
+    if not (target / TOKENIZER).is_file():
+        raise ModelFileError(
+            "is missing: load the model's tokenizer with transformers and save it again, which writes this file",
+            file=TOKENIZER,
+        )
+    config = read_object(target, "config.json") or JsonFile("config.json", {})
+    architectures = config.data.get("architectures")
+    spec = GenerationSpec(
+        format="ir" if graph == IR else "gguf",
+        tokenizer=TOKENIZER,
+        place=place,
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        context_tokens=_context(config),
+        vocab_size=config.integer("vocab_size", 0) if isinstance(config.data.get("vocab_size"), int) else 0,
+        stop_ids=_stops(target),
+        cache_heads=cache,
+        cache_precision=kept,
+    )
+    return Generative(spec, graph[0], parameters, text)
+
+
+def copy_settings(folder: Path, target: Path) -> None:
+    """Copy those of `SETTINGS` that are in `folder`, which are small; what is in `target` already stays."""
+    for name in SETTINGS:
+        if (folder / name).is_file() and not (target / name).exists():
+            shutil.copyfile(folder / name, target / name)
+
+
+def check_ir(folder: Path) -> int:
+    """Check that an OpenVINO graph is a language model's and that its weights are all there; answers their number.
+
+    Raises ModelFileError.
+    """
+    graph, weights = IR
+    size = (folder / weights).stat().st_size
+    parameters = needed = 0
+    names: set[str] = set()
+    kinds: set[str | None] = set()
+    try:
+        for _, element in ElementTree.iterparse(folder / graph):
+            if element.tag == "port":
+                names.update((element.get("names") or "").split(","))
+            elif element.tag == "layer":
+                kinds.add(element.get("type"))
+                data = element.find("data") if element.get("type") == "Const" else None
+                if data is not None:
+                    parameters += prod(int(axis) for axis in (data.get("shape") or "").split(",") if axis.strip())
+                    needed = max(needed, int(data.get("offset", 0)) + int(data.get("size", 0)))
+                element.clear()
+    except (ElementTree.ParseError, ValueError) as error:
+        raise ModelFileError(f"is not readable ({error}); fetch the model again", file=graph) from None
+    if not {"input_ids", "logits"} <= names:
+        raise ModelFileError(
+            "is no language model's: it lacks input_ids or logits. Of an embedder name the original repository, which "
+            "has safetensors or ONNX",
+            file=graph,
+        )
+    if "ReadValue" not in kinds:
+        raise ModelFileError("keeps no state: export it again with `optimum-cli export openvino`", file=graph)
+    if needed > size:
+        raise ModelFileError(f"is cut short: it has {size} of {needed} bytes; fetch it again", file=weights)
+    return parameters
+
+
+def _context(config: JsonFile) -> int | None:
+    """Most tokens of prompt and answer, by the first key that says it; a model with pictures says it one level down."""
+    nested = config.data.get("text_config")
+    for where in (config.data, nested if isinstance(nested, dict) else {}):
+        for key in _CONTEXT_KEYS:
+            value = where.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def _stops(folder: Path) -> tuple[int, ...]:
+    """eos_token_id of generation_config.json, else of config.json: one id, or several."""
+    for name in ("generation_config.json", "config.json"):
+        config = read_object(folder, name)
+        value: Any = config.data.get("eos_token_id") if config else None
+        ids = value if isinstance(value, list) else [value]
+        if found := tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0):
+            return found
+    return ()

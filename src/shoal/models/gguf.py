@@ -1,0 +1,310 @@
+"""GGUF: the header of a model in one file, and what of it a folder of transformers would hold as JSON.
+
+Format: github.com/ggml-org/ggml, docs/gguf.md. Of its files the ones are read that OpenVINO GenAI runs: three
+architectures, with a vocabulary of bytes as letters.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ModelFileError
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256, 144), 14: (256, 210), 30: (1, 2)}
+"""Kind of a tensor to (weights, bytes) of one of its blocks: F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16."""
+
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
+"""Tokens that end an answer wherever they are control tokens: files often name only one of theirs."""
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SPLITS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [],
+    "default": [],
+    "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
+    "qwen2": [{"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated", "invert": False}],
+    "smollm": [{"type": "Digits", "individual_digits": True}],
+}
+_SPLITS["llama3"] = _SPLITS["llama-v3"] = _SPLITS["llama-bpe"]
+_SPLITS["deepseek-r1-qwen"] = _SPLITS["qwen2"]
+"""How texts are cut before pairs are merged, by the name that llama.cpp has for it; [] is GPT-2's own way."""
+
+_OWN_REGEX = ("gpt-2", "default", "smollm")
+_CONTROL, _USER_DEFINED = 3, 4
+_ALIGNMENT = 32
+_MOST = 2**31
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """`metadata` by its keys; `parameters`: weights in all; `vocab_size`: rows of the token table."""
+
+    name: str
+    metadata: dict[str, Any]
+    parameters: int
+    vocab_size: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A whole number of the architecture's. Raises ModelFileError."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self.refuse("must be a whole number above 0", f"{self.architecture}.{key}")
+        return value
+
+    @property
+    def cache_heads(self) -> tuple[tuple[int, int], ...]:
+        """(heads, width of one) of each key and value that is cached."""
+        heads = self.number("attention.head_count")
+        width = self.number("attention.key_length", max(1, self.number("embedding_length") // heads))
+        each = (self.number("attention.head_count_kv", heads), width)
+        return (each,) * (2 * self.number("block_count"))
+
+    @property
+    def cache_precision(self) -> str:
+        """How OpenVINO GenAI caches them: in f16, unless the weights are quantised."""
+        return "f16" if self.metadata.get("general.file_type") in (0, 1) else "u8"
+
+    def refuse(self, why: str, key: str | None = None) -> ModelFileError:
+        return ModelFileError(why, file=self.name, key=key)
+
+
+def read_gguf(path: Path) -> Gguf:
+    """Read the header and check that all tensors are there and of a kind that can be run.
+
+    Raises ModelFileError for a file that is none, is cut short, or holds what OpenVINO GenAI does not run.
+    """
+    with path.open("rb") as file:
+        if not file.read(4) == b"GGUF":
+            raise ModelFileError("is not a GGUF file; fetch the model again", file=path.name)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _Reader(path.name, data).read()
+            except (struct.error, UnicodeDecodeError, OverflowError) as error:
+                raise ModelFileError(f"is cut short or broken ({error}); fetch it again", file=path.name) from None
+
+
+class _Reader:
+    def __init__(self, name: str, data: mmap.mmap) -> None:
+        self._name = name
+        self._data = data
+        self._at = 4
+
+    def read(self) -> Gguf:
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise ModelFileError(f"is of version {version} of the format, and 2 and 3 are read", file=self._name)
+        tensors, pairs = self._scalar("Q"), self._scalar("Q")
+        metadata = {}
+        for _ in range(pairs):
+            key = self._text()
+            metadata[key] = self._value(self._scalar("I"))
+        made = Gguf(self._name, metadata, *self._tensors(tensors, metadata))
+        if made.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise made.refuse(
+                f"{made.architecture!r} is not run from GGUF, only {known}: use a model with openvino_model.xml",
+                "general.architecture",
+            )
+        if "split.count" in metadata and metadata["split.count"] > 1:
+            raise made.refuse("is a part of a model: join the parts with `llama-gguf-split --merge`", "split.count")
+        return made
+
+    def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int]:
+        """(weights in all, rows of the token table) of tensors that are all within the file."""
+        parameters = vocabulary = needed = 0
+        for _ in range(count):
+            name = self._text()
+            shape = [self._scalar("Q") for _ in range(self._scalar("I"))]
+            kind, offset = self._scalar("I"), self._scalar("Q")
+            if kind not in BLOCKS:
+                raise ModelFileError(
+                    f"has weights of kind {kind}: take the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16",
+                    file=self._name,
+                    key=name,
+                )
+            weights, size = BLOCKS[kind]
+            parameters += prod(shape)
+            needed = max(needed, offset + prod(shape) // weights * size)
+            if name == "token_embd.weight":
+                vocabulary = shape[-1]
+        step = metadata.get("general.alignment", _ALIGNMENT)
+        begin = -(-self._at // step) * step
+        if begin + needed > len(self._data):
+            raise ModelFileError(
+                f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again", file=self._name
+            )
+        return parameters, vocabulary
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY:
+            return self._scalar(self._kind(kind))
+        kind, count = self._scalar("I"), self._scalar("Q")
+        if kind == _STRING:
+            return [self._text() for _ in range(count)]
+        code = struct.Struct(f"<{self._bounded(count)}{self._kind(kind)}")
+        values = list(code.unpack_from(self._data, self._at))
+        self._at += code.size
+        return values
+
+    def _kind(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise ModelFileError(f"has a value of the unknown kind {kind}; fetch it again", file=self._name)
+        return _SCALARS[kind]
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
+
+    def _text(self) -> str:
+        length = self._bounded(self._scalar("Q"))
+        if self._at + length > len(self._data):
+            raise struct.error("a text ends behind the file")
+        text = self._data[self._at : self._at + length].decode()
+        self._at += length
+        return text
+
+    def _bounded(self, length: int) -> int:
+        if length > _MOST:
+            raise struct.error(f"a length of {length}")
+        return length
+
+
+def settings(model: Gguf) -> dict[str, dict[str, Any]]:
+    """The JSON files that a folder of transformers would have beside these weights, by name.
+
+    Raises ModelFileError for a vocabulary that is not known exactly.
+    """
+    tokens = _strings(model, "tokenizer.ggml.tokens")
+    kinds = model.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
+    named = {key: _named(model, tokens, key) for key in ("bos", "eos", "unknown", "padding", "eot")}
+    stops = [tokens.index(token) for token in ENDS if token in control]
+    stops += [tokens.index(token) for key in ("eos", "eot") if (token := named[key]) is not None]
+    heads = model.number("attention.head_count")
+    return {
+        "tokenizer.json": _tokenizer(model, tokens, kinds, named["bos"]),
+        "tokenizer_config.json": _without_none(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": named["bos"],
+                "eos_token": named["eos"],
+                "unk_token": named["unknown"],
+                "pad_token": named["padding"],
+                "chat_template": model.metadata.get("tokenizer.chat_template"),
+                "clean_up_tokenization_spaces": False,
+            }
+        ),
+        "config.json": {
+            "architectures": [ARCHITECTURES[model.architecture]],
+            "model_type": model.architecture,
+            "vocab_size": model.vocab_size,
+            "max_position_embeddings": model.number("context_length"),
+            "hidden_size": model.number("embedding_length"),
+            "num_hidden_layers": model.number("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": model.number("attention.head_count_kv", heads),
+        },
+        "generation_config.json": {"eos_token_id": sorted(set(stops))},
+    }
+
+
+def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None) -> dict[str, Any]:
+    """tokenizer.json, as the `tokenizers` library reads it."""
+    if model.metadata.get("tokenizer.ggml.model") != "gpt2":
+        raise model.refuse(
+            'only vocabularies of bytes as letters are run from GGUF ("gpt2"): choose a repository with '
+            "openvino_model.xml",
+            "tokenizer.ggml.model",
+        )
+    way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
+    if way not in _SPLITS:
+        raise model.refuse(
+            f"{way!r} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json of the "
+            "original model into the folder",
+            "tokenizer.ggml.pre",
+        )
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": way in _OWN_REGEX}
+    added = [
+        {"id": number, "content": token, "special": kind == _CONTROL, "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    begins = model.metadata.get("tokenizer.ggml.add_bos_token", _SPLITS[way] is _SPLITS["llama-bpe"])
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if _SPLITS[way] is _SPLITS["qwen2"] else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_SPLITS[way], letters]},
+        "post_processor": _begun_with(bos, tokens) if begins and bos is not None else None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": _SPLITS[way] is _SPLITS["llama-bpe"],
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [merge.split(" ", 1) for merge in _strings(model, "tokenizer.ggml.merges")],
+        },
+    }
+
+
+def _begun_with(bos: str, tokens: list[str]) -> dict[str, Any]:
+    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}},
+    }
+
+
+def _strings(model: Gguf, key: str) -> list[str]:
+    value = model.metadata.get(key)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise model.refuse("is missing; take another file of the model", key)
+    return value
+
+
+def _named(model: Gguf, tokens: list[str], key: str) -> str | None:
+    number = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def write_settings(model: Gguf, folder: Path) -> None:
+    """Write those of `settings` that are not in the folder yet. Raises ModelFileError and OSError."""
+    if (folder / "tokenizer.json").is_file():
+        return
+    for name, content in settings(model).items():
+        if not (folder / name).is_file():
+            (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

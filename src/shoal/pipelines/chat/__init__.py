@@ -1,0 +1,1 @@
+"""Conversations to what a model reads, and what it brings forth to answers."""

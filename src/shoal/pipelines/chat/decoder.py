@@ -1,0 +1,228 @@
+"""A model's pieces to the chunks of one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from shoal.core.protocols import Piece
+from shoal.pipelines.chat.detokenize import REPLACEMENT, Detokenizer
+from shoal.pipelines.chat.logprobs import LogprobQueue
+from shoal.pipelines.chat.segments import Reading, Segment, Segments
+from shoal.pipelines.chat.stops import StopTexts
+from shoal.pipelines.chat.tally import Tally
+from shoal.pipelines.chat.vocabulary import Vocabulary
+from shoal.types import Chunk
+
+Gives: TypeAlias = Literal["delta", "cumulative", "ids"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How the pieces of an answer are decoded.
+
+    `stops` end the answer's text; what is thought and what a call holds do not count, as those who set them mean the
+    answer. `include_stop` shows the stop text. `stop_ids` end it too, and are never shown. `hidden_reasoning`: thoughts
+    are counted, not told. `skip_special_tokens`, `shown`, `context`: see Detokenizer.
+    """
+
+    gives: Gives
+    vocabulary: Vocabulary | None = None
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    skip_special_tokens: bool = True
+    shown: frozenset[int] = frozenset()
+    context: Sequence[int] = ()
+    reading: Reading = field(default_factory=Reading)
+    hidden_reasoning: bool = False
+
+
+REVISED = 256
+"""Characters of what was told that are looked for in a changed text: to look for all of them would take their square
+in time."""
+
+
+class CumulativeText:
+    """All of the text so far, again and again, to what is new.
+
+    What was told stays told. A backend may change its text's end once it knows more: half a character (U+FFFD at the
+    end) is kept back, and after any other change the text goes on where the new one agrees with what was told.
+    """
+
+    def __init__(self) -> None:
+        self._told = ""
+        self._kept = ""
+
+    def push(self, text: str) -> str:
+        sure = text.rstrip(REPLACEMENT)
+        new = self._new(sure)
+        self._told += new
+        self._kept = text[len(sure) :]
+        return new
+
+    def flush(self) -> str:
+        kept, self._kept = self._kept, ""
+        return kept
+
+    def _new(self, text: str) -> str:
+        if text.startswith(self._told):
+            return text[len(self._told) :]
+        if self._told.startswith(text):
+            return ""
+        same = next(i for i, (old, new) in enumerate(zip(self._told, text, strict=False)) if old != new)
+        # The longest end of what was told that the changed part holds as well: the text goes on behind it.
+        for start in range(max(same, len(self._told) - REVISED), len(self._told)):
+            at = text.find(self._told[start:], same)
+            if at >= 0:
+                new = text[at + len(self._told) - start :]
+                self._told = text[: len(text) - len(new)]
+                return new
+        new = text[len(self._told) :]
+        self._told = text[: len(text) - len(new)]
+        return new
+
+
+class AnswerDecoder:
+    """The Decoder of one choice: detokenises, tells thoughts and calls apart, and ends at stop texts.
+
+    A piece's log probabilities come with the content that they are of.
+    """
+
+    def __init__(self, index: int, decoding: Decoding) -> None:
+        self.index = index
+        self.stopped = False
+        self._how = decoding
+        self._ended = False
+        self._hit = False
+        self._tally = Tally(decoding.vocabulary)
+        # A stop text before a call takes the call away, one behind it does not, and one around it is none.
+        self._segments = Segments(decoding.reading, exact=bool(decoding.stops))
+        self._stops = StopTexts(decoding.stops, include=decoding.include_stop)
+        self._logprobs = LogprobQueue()
+        self._shown = 0
+        self._counted = decoding.gives == "ids"
+        self._detokenizer = _detokenizer(decoding) if decoding.gives == "ids" else None
+        self._cumulative = CumulativeText() if decoding.gives == "cumulative" else None
+
+    @property
+    def tokens(self) -> int:
+        return self._tally.tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._tally.reasoning_tokens
+
+    def push(self, piece: Piece) -> list[Chunk]:
+        if self.stopped:
+            return []
+        tokens, text = piece.tokens, piece.text
+        if self._detokenizer is not None:
+            ids = self._before_end(piece.ids)
+            tokens = len(ids) + self._ended if tokens is None else tokens
+            text = self._detokenizer.push(ids)
+        elif self._cumulative is not None:
+            text = self._cumulative.push(text)
+        self._counted = self._counted or tokens is not None
+        self._logprobs.add(piece.logprobs)
+        segments = self._segments.push(text) if text else []
+        self._tally.add(tokens, text, segments)
+        chunks = self._chunks(segments)
+        self.stopped = self._hit or self._ended
+        return _joined(chunks)
+
+    def flush(self, reason: str) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        if not self._hit:
+            chunks = self._rest()
+        self.stopped = True
+        if self._hit or self._ended:
+            reason = "stop"
+        if reason == "stop" and not self._hit and self._segments.calls:
+            reason = "tool_calls"
+        return [*_joined(chunks), Chunk(index=self.index, finish_reason=reason)]
+
+    def _rest(self) -> list[Chunk]:
+        text = ""
+        if self._detokenizer is not None:
+            text = self._detokenizer.flush()
+        elif self._cumulative is not None:
+            text = self._cumulative.flush()
+        segments = self._segments.push(text) if text else []
+        more = self._segments.flush()
+        self._tally.add(0 if self._counted else None, text, [*segments, *more])
+        chunks = self._chunks(segments)
+        if not self._hit:
+            chunks += self._chunks(more)
+        return chunks if self._hit else chunks + self._let_go()
+
+    def _before_end(self, ids: Sequence[int]) -> Sequence[int]:
+        for at, token in enumerate(ids):
+            if token in self._how.stop_ids:
+                self._ended = True
+                return ids[:at]
+        return ids
+
+    def _chunks(self, segments: Sequence[Segment]) -> list[Chunk]:
+        self._logprobs.place(segments, self._segments.divided)
+        chunks: list[Chunk] = []
+        for segment in segments:
+            if segment.kind == "text":
+                text, self._hit = self._stops.push(segment.text)
+                chunks.append(self._content(text))
+                if self._hit:
+                    break
+                continue
+            chunks += self._let_go()
+            if self._hit:
+                break
+            if segment.kind == "tools":
+                chunks.append(Chunk(index=self.index, tools=list(segment.tools)))
+            elif not self._how.hidden_reasoning:
+                chunks.append(Chunk(index=self.index, reasoning=segment.text))
+        return chunks
+
+    def _let_go(self) -> list[Chunk]:
+        """What was kept back for a stop text that did not come: something else did."""
+        text, self._hit = self._stops.flush()
+        return [self._content(text)]
+
+    def _content(self, text: str) -> Chunk:
+        self._shown += len(text)
+        return Chunk(index=self.index, text=text, logprobs=self._logprobs.told(self._shown))
+
+
+def _detokenizer(decoding: Decoding) -> Detokenizer:
+    if decoding.vocabulary is None:
+        raise ValueError("ids can be decoded with a vocabulary only")
+    return Detokenizer(
+        decoding.vocabulary,
+        skip_special_tokens=decoding.skip_special_tokens,
+        shown=decoding.shown,
+        context=decoding.context,
+    )
+
+
+def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Neighbours of one kind in one chunk, and none without anything in it."""
+    made: list[Chunk] = []
+    for chunk in chunks:
+        if not (chunk.text or chunk.reasoning or chunk.tools or chunk.logprobs):
+            continue
+        last = made[-1] if made else None
+        if last is None or _kind(last) != _kind(chunk):
+            made.append(chunk)
+            continue
+        made[-1] = Chunk(
+            index=chunk.index,
+            text=last.text + chunk.text,
+            reasoning=last.reasoning + chunk.reasoning,
+            tools=[*last.tools, *chunk.tools],
+            logprobs=[*last.logprobs, *chunk.logprobs],
+        )
+    return made
+
+
+def _kind(chunk: Chunk) -> str:
+    return "reasoning" if chunk.reasoning else "tools" if chunk.tools else "text"

@@ -1,0 +1,78 @@
+"""Calls that a request demands: which tools it may be, and what a backend with guided decoding is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.errors import InvalidValue
+from shoal.types import Generate, Tool
+
+DEEPEST = 64
+"""Levels of a tool's schema: templates and grammars read it by recursion."""
+
+_NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
+_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Their keys are names, whatever they look like."""
+
+
+def offered(task: Generate) -> list[Tool]:
+    """The tools of a task; where one is named, that one alone."""
+    if task.tool_choice != "function":
+        return list(task.tools)
+    return [tool for tool in task.tools if tool.name == task.tool_name]
+
+
+def check_depth(tools: Sequence[Tool]) -> None:
+    """Raise InvalidValue for a schema that nests too deeply."""
+    for number, tool in enumerate(tools):
+        level: list[Any] = [tool.parameters]
+        for _ in range(DEEPEST):
+            inner = [each.values() if isinstance(each, dict) else each for each in level]
+            level = [value for values in inner for value in values if isinstance(value, dict | list)]
+            if not level:
+                break
+        else:
+            raise InvalidValue(
+                f"the parameters of tool {number} nest more than {DEEPEST} levels deep: make them flatter",
+                param="tools",
+            )
+
+
+def call_schema(tools: Sequence[Tool], key: str) -> str:
+    """The JSON text of a schema for an object with the name of one of the tools and its arguments under `key`."""
+    if len(tools) == 1:
+        return json.dumps(_call(tools[0], key, "#"), ensure_ascii=False)
+    calls = [_call(tool, key, f"#/anyOf/{at}") for at, tool in enumerate(tools)]
+    return json.dumps({"anyOf": calls}, ensure_ascii=False)
+
+
+def _call(tool: Tool, key: str, place: str) -> dict[str, Any]:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "enum": [tool.name]},
+            key: _moved(parameters, f"{place}/properties/{key}"),
+        },
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema as it has to be at another place: its references begin at the root of the whole."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            made[name] = place + value[1:]
+        elif name in _NAMES and isinstance(value, dict):
+            made[name] = {key: _moved(each, place) for key, each in value.items()}
+        else:
+            made[name] = value if name in _NOT_SCHEMAS else _moved(value, place)
+    return made

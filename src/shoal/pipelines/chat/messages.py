@@ -1,0 +1,94 @@
+"""Messages as chat templates read them: dicts of the form that transformers gives to `apply_chat_template`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal.types import Message, Tool, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a template expects. `parts`: it reads a content in parts "never", "also", or "only" so. `empty`: the content
+    of a turn that only calls tools. `json_arguments`: a call's arguments as JSON text, not as an object. `developer`,
+    `function`: it knows these roles."""
+
+    parts: Literal["never", "also", "only"] = "never"
+    empty: str | None = ""
+    json_arguments: bool = False
+    developer: bool = False
+    function: bool = False
+
+
+def text_of(message: Message) -> str | None:
+    """The content as one text; its parts stand on lines of their own."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text for part in message.content if part.type == "text")
+    return message.content
+
+
+def as_dicts(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
+    """A tool's result gets the name of the function that was called, where only the call has it."""
+    names: dict[str, str] = {}
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        made.append(_as_dict(message, form, names))
+    return made
+
+
+def _as_dict(message: Message, form: Form, names: Mapping[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": _role(message.role, form), "content": _content(message, form)}
+    name = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+        name = name or names.get(message.tool_call_id)
+    if name is not None:
+        made["name"] = name
+    if message.tool_calls:
+        made["tool_calls"] = [_call(call, form) for call in message.tool_calls]
+    if message.reasoning is not None:
+        made["reasoning_content"] = message.reasoning
+    return made
+
+
+def _role(role: str, form: Form) -> str:
+    if role == "developer" and not form.developer:
+        return "system"
+    if role == "function" and not form.function:
+        return "tool"
+    return role
+
+
+def _content(message: Message, form: Form) -> str | list[dict[str, str]] | None:
+    content = message.content
+    if content is None:
+        return [] if form.parts == "only" else form.empty if message.tool_calls else ""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if form.parts == "only" else content
+    if form.parts == "only" or (form.parts == "also" and len(content) > 1):
+        return [{"type": "text", "text": part.text} for part in content if part.type == "text"]
+    return text_of(message)
+
+
+def _call(call: ToolCall, form: Form) -> dict[str, Any]:
+    arguments: Any = call.arguments
+    if not form.json_arguments:
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = call.arguments  # what a model wrote badly goes back to it as it was
+    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """None without tools: templates ask for them in different ways, and all of them know that one."""
+    return [{"type": "function", "function": _function(tool)} for tool in tools] or None
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return {"name": tool.name, "description": tool.description, "parameters": parameters}

@@ -1,0 +1,267 @@
+"""The ChatPipeline of models whose prompts are made here: conversations rendered by the model's template, prompts as
+they are, both as token ids where there is a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.core.protocols import Prompt
+from shoal.errors import InvalidValue, TooLong, Unsupported
+from shoal.pipelines.chat.decoder import AnswerDecoder, Decoding, Gives
+from shoal.pipelines.chat.demand import call_schema, check_depth, offered
+from shoal.pipelines.chat.reasoning import CLOSE, OPEN
+from shoal.pipelines.chat.segments import Reading
+from shoal.pipelines.chat.template import ChatTemplate
+from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
+from shoal.pipelines.chat.tools.outlet import call_id, short_call_id
+from shoal.pipelines.chat.turns import shorter, turns
+from shoal.pipelines.chat.vocabulary import CHARS_PER_TOKEN, Vocabulary
+from shoal.types import Generate, Guide, Message, Sampling, TextItem
+
+RESERVE = 1024
+"""Where turns are left out and nobody said how long the answer may be: room is made for so many tokens, or a quarter of
+the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What the operator sets. `tool_parser` "auto": as the template tells; None: calls stay in the text. `reasoning`
+    "think": tell apart what stands in <think>. `context_tokens`: prompt and answer together, None where not known.
+    `truncation` "oldest": leave out a long conversation's oldest turns. `answer_tokens`: an answer's length where the
+    request does not say; 0: whatever there is room for."""
+
+    tool_parser: ParserKind | Literal["auto"] | None = "auto"
+    reasoning: Literal["none", "think"] = "none"
+    context_tokens: int | None = None
+    truncation: Literal["none", "oldest"] = "none"
+    answer_tokens: int = 0
+
+
+class TextChatPipeline:
+    """`vocabulary` None: prompts go as texts, and nothing is counted. `template` None: no conversations.
+
+    `tools_template` is used in its place when tools are offered. A Prompt's text is what the model's own tokenizer is
+    to read with the special tokens that it adds by itself, so that no backend doubles the first one.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None,
+        template: ChatTemplate | None,
+        options: ChatOptions | None = None,
+        *,
+        tools_template: ChatTemplate | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.template = template
+        self.tools_template = tools_template or template
+        self.options = options or ChatOptions()
+        kind = self.options.tool_parser
+        if kind == "auto":
+            kind = self.tools_template.parser if self.tools_template else None
+        self.tool_parser: ParserKind | None = kind
+
+    def check(self, task: Generate) -> None:
+        for item in task.prompts:
+            if not isinstance(item, str):
+                self._check_ids(item)
+        if task.messages:
+            self._check_messages(task)
+
+    def prompts(self, task: Generate) -> list[Prompt]:
+        if task.messages:
+            return [self._conversation(task)]
+        return [self._fitting(self._prompt(item), task.sampling.max_tokens, "prompt") for item in task.prompts]
+
+    def decoder(self, task: Generate, prompt: Prompt, index: int, gives: Gives) -> AnswerDecoder:
+        """Raises Unsupported for ids without a tokenizer to read them."""
+        if gives == "ids" and self.vocabulary is None:
+            raise Unsupported("this model's answers are token ids, and there is no tokenizer to read them")
+        sampling = task.sampling
+        eos = self.vocabulary.eos_ids if self.vocabulary and not sampling.ignore_eos else frozenset[int]()
+        goes_on = not task.messages or task.continue_final
+        return AnswerDecoder(
+            index,
+            Decoding(
+                gives=gives,
+                vocabulary=self.vocabulary,
+                stops=[stop for stop in sampling.stop if stop],
+                include_stop=bool(sampling.include_stop),
+                stop_ids=eos | frozenset(sampling.stop_token_ids),
+                skip_special_tokens=sampling.skip_special_tokens is not False,
+                shown=self._shown(task),
+                context=(prompt.ids or ()) if goes_on else (),
+                reading=self._reading(task, prompt),
+                hidden_reasoning=not task.include_reasoning,
+            ),
+        )
+
+    def tools_guide(self, task: Generate) -> Guide | None:
+        """A call as a plain JSON object, which the decoder reads whatever else the model's format is."""
+        if self.tool_parser is None or task.tool_choice not in ("required", "function") or not task.tools:
+            return None
+        key = "parameters" if self.tool_parser == "llama3" else "arguments"
+        return Guide(kind="json_schema", value=call_schema(offered(task), key))
+
+    def told(self, task: Generate, sampling: Sampling) -> Sampling:
+        """A backend ends at a stop text also inside of a call or a thought, so it is told of none where these are
+        parsed; and it must leave in the text the special tokens that they are told by."""
+        changes: dict[str, Any] = {}
+        if sampling.stop and task.messages and (self._calls(task) or self.options.reasoning == "think"):
+            changes["stop"] = []
+        if self.reads_special(task):
+            changes["skip_special_tokens"] = False
+        return msgspec.structs.replace(sampling, **changes) if changes else sampling
+
+    def reads_special(self, task: Generate) -> bool:
+        """Whether a backend that gives text must leave special tokens in it, since calls and thoughts are told by
+        them."""
+        if self.vocabulary is None:
+            return self._calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
+        return bool(self._shown(task))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if self.vocabulary is None:
+            raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
+        self.vocabulary.check(ids)
+
+    def _check_messages(self, task: Generate) -> None:
+        if self.template is None or self.tools_template is None:
+            raise Unsupported(
+                "this model has no chat template: use /v1/completions (the operator can give it one with"
+                " chat_template)",
+                param="messages",
+            )
+        check_depth(task.tools)
+        for message in task.messages:
+            parts = message.content if isinstance(message.content, list) else ()
+            if any(part.type == "image" for part in parts):
+                raise Unsupported("this model reads no images: send text only", param="messages")
+        if task.tool_choice == "none":
+            return
+        if task.tools and not self.tools_template.mentions_tools and self.options.tool_parser in ("auto", None):
+            raise Unsupported(
+                "this model's chat template knows no tools: leave them out (the operator can set tool_call_parser or"
+                " another chat_template)",
+                param="tools",
+            )
+        if task.tool_choice == "auto":
+            return
+        if not offered(task):
+            wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
+            raise InvalidValue(f"tool_choice asks for {wanted}, and 'tools' has none such", param="tool_choice")
+        if self.tool_parser is None:
+            raise Unsupported(
+                "how this model writes calls is not known: use tool_choice 'auto' and read its text (the operator can"
+                " set tool_call_parser)",
+                param="tool_choice",
+            )
+
+    def _conversation(self, task: Generate) -> Prompt:
+        """Raises TooLong where it does not fit, after leaving out what may be."""
+        most, asked = self.options.context_tokens, task.sampling.max_tokens
+        whole = self._rendered(task, task.messages)
+        if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
+            groups = turns(task.messages)
+            wished = asked or self.options.answer_tokens or min(RESERVE, most // 4)
+            if len(groups) > 1 and whole.tokens + wished > most:
+                whole = self._shortened(task, groups, most - wished)
+        return self._fitting(whole, asked, "messages")
+
+    def _shortened(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
+        """The conversation with as few as possible of its oldest turns left out: all but the last, if need be."""
+        low, high = 1, len(groups) - 1
+        while low < high:
+            middle = (low + high) // 2
+            tokens = self._rendered(task, shorter(task.messages, groups[:middle])).tokens
+            low, high = (low, middle) if tokens is None or tokens <= room else (middle + 1, high)
+        kept = shorter(task.messages, groups[:low])
+        return replace(self._rendered(task, kept), cut=len(task.messages) - len(kept))
+
+    def _rendered(self, task: Generate, messages: Sequence[Message]) -> Prompt:
+        tools = () if task.tool_choice == "none" else offered(task)
+        template = self.tools_template if tools else self.template
+        if template is None:
+            raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
+        text = template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=task.add_generation_prompt,
+            continue_final=task.continue_final,
+            variables=task.template_kwargs,
+        )
+        opened = self.options.reasoning == "think" and text.rstrip().endswith(OPEN)
+        return replace(self._read(text, special=False), opened=opened)
+
+    def _prompt(self, item: TextItem) -> Prompt:
+        if isinstance(item, str):
+            return self._read(item, special=True)
+        if self.vocabulary is None:
+            raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
+        self.vocabulary.check(item)
+        bare = item[1:] if self.vocabulary.adds_bos and item[:1] == [self.vocabulary.bos_id] else item
+        text = self.vocabulary.decode(bare, skip_special_tokens=False)
+        return Prompt(text=text, ids=tuple(item), tokens=len(item))
+
+    def _read(self, text: str, *, special: bool) -> Prompt:
+        """A text that is too long is read only as far as that is sure; `_fitting` refuses it then."""
+        if self.vocabulary is None:
+            return Prompt(text=text)
+        ids = self.vocabulary.fit(text, special=special, limit=self.options.context_tokens)
+        bos = self.vocabulary.bos_id
+        if not special and self.vocabulary.adds_bos and bos is not None:
+            text = text.removeprefix(self.vocabulary.raw.id_to_token(bos) or "")
+        return Prompt(text=text, ids=tuple(ids), tokens=len(ids))
+
+    def _fitting(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
+        most, tokens = self.options.context_tokens, prompt.tokens
+        if most is None or tokens is None or tokens + (1 if asked is None else asked) <= most:
+            return prompt
+        wanted = asked or 0
+        advice = "" if tokens >= most else ", or ask for a shorter answer with max_tokens"
+        # What is far too long was not read to its end.
+        least = "at least " if len(prompt.text) > most * CHARS_PER_TOKEN else ""
+        raise TooLong(
+            f"This model's maximum context length is {most} tokens. However, you requested {least}{tokens + wanted}"
+            f" tokens ({tokens} in the {param}, {wanted} in the completion). Shorten the {param}{advice}.",
+            param=param,
+        )
+
+    def _calls(self, task: Generate) -> bool:
+        return bool(task.messages and task.tools and task.tool_choice != "none" and self.tool_parser)
+
+    def _shown(self, task: Generate) -> frozenset[int]:
+        """Special tokens that tell calls and thoughts."""
+        if self.vocabulary is None or not task.messages:
+            return frozenset()
+        names: tuple[str, ...] = (OPEN, CLOSE) if self.options.reasoning == "think" else ()
+        if self.tool_parser is not None and self._calls(task):
+            names += marks(self.tool_parser)
+        ids = {self.vocabulary.raw.token_to_id(name) for name in names}
+        return self.vocabulary.special_ids & ids
+
+    def _reading(self, task: Generate, prompt: Prompt) -> Reading:
+        if not task.messages:
+            return Reading()
+        kind, tools = self.tool_parser, offered(task)
+        guide = task.sampling.guide
+        guided = "{[" if guide is not None and guide.kind in ("json_object", "json_schema") else ""
+        parser = plain = None
+        if kind is not None and self._calls(task):
+            parser = partial(tool_parser, kind, tools, parallel=task.parallel_tool_calls)
+            if task.tool_choice != "auto":
+                new_id = short_call_id if kind == "mistral" else call_id
+                plain = partial(tool_parser, "llama3", tools, parallel=task.parallel_tool_calls, new_id=new_id)
+                guided = "{"
+        return Reading(
+            reasoning=self.options.reasoning == "think",
+            opened=prompt.opened,
+            parser=parser,
+            guided=guided,
+            plain=plain,
+        )

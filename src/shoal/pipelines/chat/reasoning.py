@@ -1,0 +1,79 @@
+"""What a model thinks, told apart from what it answers: `<think>...</think>` before the answer, as DeepSeek-R1 and
+Qwen3 write it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["reasoning", "text"]
+
+OPEN = "<think>"
+CLOSE = "</think>"
+_BLANKS = " \t\r\n"
+_MAX_BLANKS = 64
+
+
+class ReasoningSplit:
+    """Splits one answer, a fragment at a time, in pieces of reasoning and of text.
+
+    - `opened`: the prompt ended inside of the reasoning, so the answer begins there; a `<think>` that the model repeats
+      is dropped.
+    - Else the opening tag counts only at the beginning of the answer (after at most 64 blanks, which are dropped with
+      it): an answer about such tags stays as it is.
+    - Line ends right after either tag are dropped. Without an end tag all the rest is reasoning; after the first one
+      all the rest is text, whatever tags it holds.
+    - Joined by kind, the pieces are the same however the answer is cut into fragments.
+    """
+
+    def __init__(self, opened: bool = False) -> None:
+        self._kind: Kind = "reasoning" if opened else "text"
+        self._beginning = True
+        self._trim = opened
+        self._kept = ""
+
+    def push(self, text: str) -> list[tuple[Kind, str]]:
+        """The pieces that are certain now; what may be the beginning of a tag is kept back."""
+        text = self._kept + text
+        self._kept = ""
+        if self._beginning:
+            body = text.lstrip(_BLANKS)
+            few = len(text) - len(body) <= _MAX_BLANKS
+            if few and len(body) < len(OPEN) and OPEN.startswith(body):
+                self._kept = text
+                return []
+            self._beginning = False
+            if few and body.startswith(OPEN):
+                self._kind, self._trim = "reasoning", True
+                text = body[len(OPEN) :]
+        pieces: list[tuple[Kind, str]] = []
+        if self._kind == "reasoning":
+            text = self._thoughts(text, pieces)
+        if self._kind == "text":
+            self._add(pieces, text)
+        return pieces
+
+    def flush(self) -> list[tuple[Kind, str]]:
+        """What was kept back, now that nothing follows."""
+        pieces: list[tuple[Kind, str]] = []
+        self._add(pieces, self._kept)
+        self._kept = ""
+        return pieces
+
+    def _thoughts(self, text: str, pieces: list[tuple[Kind, str]]) -> str:
+        """Takes the reasoning off the text; answers what follows its end tag."""
+        at = text.find(CLOSE)
+        if at < 0:
+            size = next((n for n in range(min(len(CLOSE) - 1, len(text)), 0, -1) if CLOSE.startswith(text[-n:])), 0)
+            self._kept = text[len(text) - size :]
+            self._add(pieces, text[: len(text) - size])
+            return ""
+        self._add(pieces, text[:at])
+        self._kind, self._trim = "text", True
+        return text[at + len(CLOSE) :]
+
+    def _add(self, pieces: list[tuple[Kind, str]], text: str) -> None:
+        if self._trim:
+            text = text.lstrip("\r\n")
+        if text:
+            self._trim = False
+            pieces.append((self._kind, text))

@@ -1,0 +1,128 @@
+"""One answer's text, told apart: what was thought, what is said, and which tools are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+from shoal.pipelines.chat.reasoning import ReasoningSplit
+from shoal.pipelines.chat.tools import ToolParser
+from shoal.types import ToolDelta
+
+Kind: TypeAlias = Literal["reasoning", "text", "tools"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    kind: Kind
+    text: str = ""
+    tools: Sequence[ToolDelta] = ()
+
+    @property
+    def size(self) -> int:
+        """Its length in characters, of a call those that were told of it."""
+        return len(self.text) + sum(len(delta.name) + len(delta.arguments) for delta in self.tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How an answer is read.
+
+    `reasoning`: it may begin with thoughts; `opened`: it begins inside of them. `parser` reads calls. `guided`: how
+    JSON begins that a backend may have been made to answer from its first token on, whatever the model would have
+    thought or marked; an answer that begins so has no thoughts, and where a call was demanded `plain` reads it.
+    """
+
+    reasoning: bool = False
+    opened: bool = False
+    parser: Callable[[], ToolParser] | None = None
+    guided: str = ""
+    plain: Callable[[], ToolParser] | None = None
+
+
+class Segments:
+    """Fragments of an answer to segments, in order; what cannot be told apart yet is kept back.
+
+    Calls come after the text that was told with them, unless it is `exact`, which takes about a microsecond a letter.
+    """
+
+    def __init__(self, reading: Reading, *, exact: bool = False) -> None:
+        self._reading = reading
+        self._exact = exact
+        self._undecided: str | None = None
+        self._split: ReasoningSplit | None = None
+        self._parser: ToolParser | None = None
+        if reading.guided:
+            self._undecided = ""
+        else:
+            self._decide(plain=False)
+
+    @property
+    def calls(self) -> int:
+        return self._parser.calls if self._parser else 0
+
+    @property
+    def divided(self) -> bool:
+        """Whether anything but text can come out."""
+        return self._undecided is not None or self._split is not None or self._parser is not None
+
+    def push(self, text: str) -> list[Segment]:
+        """Neighbours differ in their kind."""
+        if not (self._exact and self._reading.parser):
+            return _merged(self._push(text))
+        return _merged([segment for letter in text for segment in self._push(letter)])
+
+    def _push(self, text: str) -> list[Segment]:
+        if self._undecided is not None:
+            text = self._undecided + text
+            begun = text.lstrip()
+            if not begun:
+                self._undecided = text
+                return []
+            self._decide(plain=begun[0] in self._reading.guided)
+        if self._split is None:
+            return self._said(text)
+        made: list[Segment] = []
+        for kind, part in self._split.push(text):
+            made += [Segment("reasoning", part)] if kind == "reasoning" else self._said(part)
+        return made
+
+    def flush(self) -> list[Segment]:
+        made: list[Segment] = []
+        if self._undecided is not None:
+            text = self._undecided
+            self._decide(plain=False)
+            made += self._push(text)
+        for kind, part in self._split.flush() if self._split else ():
+            made += [Segment("reasoning", part)] if kind == "reasoning" else self._said(part)
+        return _merged(made + (_parsed(*self._parser.flush()) if self._parser else []))
+
+    def _decide(self, *, plain: bool) -> None:
+        self._undecided = None
+        reading = self._reading
+        if reading.reasoning and not plain:
+            self._split = ReasoningSplit(reading.opened)
+        make = reading.plain if plain and reading.plain else reading.parser
+        self._parser = make() if make else None
+
+    def _said(self, text: str) -> list[Segment]:
+        if self._parser is not None:
+            return _parsed(*self._parser.push(text))
+        return [Segment("text", text)] if text else []
+
+
+def _parsed(text: str, tools: Sequence[ToolDelta]) -> list[Segment]:
+    made = [Segment("text", text)] if text else []
+    return [*made, Segment("tools", tools=tools)] if tools else made
+
+
+def _merged(segments: Sequence[Segment]) -> list[Segment]:
+    if len(segments) < 2:
+        return list(segments)
+    made: list[Segment] = []
+    for kind, group in groupby(segments, key=lambda segment: segment.kind):
+        own = list(group)
+        made.append(Segment(kind, "".join(each.text for each in own), [d for each in own for d in each.tools]))
+    return made

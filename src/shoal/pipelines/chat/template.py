@@ -1,0 +1,153 @@
+"""A model's chat template: a conversation to the text that the model was trained to answer.
+
+Templates differ in what they make of a content in parts, of none at all, and of a call's arguments. What this one wants
+is found out by rendering small conversations when it is loaded, since nothing in a template says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from msgspec import structs
+
+from shoal.errors import ConfigError, InvalidValue
+from shoal.pipelines.chat import jinja
+from shoal.pipelines.chat.messages import Form, as_dicts, text_of, tools_as_dicts
+from shoal.pipelines.chat.tools import ParserKind, detect
+from shoal.types import Message, Part, Tool, ToolCall
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables that a request sets by its own fields."""
+_PROBE = "shoalprobe"
+_MARK = "shoalendofmessage "
+_TOOL = Tool(name="probe", description="probe", parameters={"type": "object", "properties": {}})
+
+
+class ChatTemplate:
+    """Safe to use from several threads at once.
+
+    `special_tokens` are variables of every rendering (bos_token, eos_token, ...). `mentions_tools`: it does something
+    with tools. `parser`: how the model writes its calls, as far as the template tells. Raises ConfigError for a source
+    that is no Jinja, or uses what chat templates do not have; its message says the line.
+    """
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._special = dict(special_tokens or {})
+        made = jinja.environment()
+        try:
+            tree = made.parse(source)
+            self._template = made.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+        except (TemplateError, SyntaxError, RecursionError) as error:  # the last two: too much is nested
+            raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
+        names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
+        self.mentions_tools = "tools" in names
+        self.parser: ParserKind | None = detect(source)
+        self.form = self._probe()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        `continue_final`: it ends where the last message ends, so that the answer goes on from there; then nothing
+        invites a new turn. `variables`: further ones of the template. Raises InvalidValue where the template refuses
+        or fails, in its own words.
+        """
+        wrong = sorted(RESERVED & (variables or {}).keys())
+        if wrong:
+            raise InvalidValue(
+                f"{wrong[0]} is set by the request's own field, not as a variable of the chat template",
+                param="chat_template_kwargs",
+            )
+        said = list(messages)
+        if continue_final:
+            said[-1:] = [_marked(message) for message in said[-1:]]
+        given = self._variables(tools, add_generation_prompt and not continue_final, variables)
+        try:
+            text = jinja.render(self._template, {**given, "messages": as_dicts(said, self.form)})
+        except TemplateError as error:
+            words = error.message or type(error).__name__
+            raise InvalidValue(
+                f"the model's chat template refuses these messages: {words}", param="messages"
+            ) from error
+        return _before_mark(text) if continue_final else text
+
+    def _variables(self, tools: Sequence[Tool], prompt: bool, more: Mapping[str, Any] | None) -> dict[str, Any]:
+        given: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
+        return given | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
+
+    def _probe(self) -> Form:
+        form = Form(developer="developer" in self.source, function=_compares(self.source, "function"))
+        whole = self._shown([Message(role="user", content=_PROBE)], form)
+        parted = replace(form, parts="only")
+        parts = self._shown([Message(role="user", content=[Part(text=_PROBE)])], parted)
+        if parts is not None and _PROBE in parts and "'text'" not in parts and '"text"' not in parts:
+            form = replace(form, parts="also") if whole is not None and _PROBE in whole else parted
+        for json_arguments in (False, True):
+            bare = replace(form, json_arguments=json_arguments, empty=None)
+            filled = replace(bare, empty="")
+            none, blank = self._with_call(bare), self._with_call(filled)
+            if none is not None and (blank is None or none.count("None") <= blank.count("None")):
+                return bare
+            if blank is not None:
+                return filled
+        return form
+
+    def _with_call(self, form: Form) -> str | None:
+        """A conversation whose second turn only calls a tool, where its arguments are shown as JSON."""
+        call = ToolCall(id="probe0001", name="probe", arguments=f'{{"{_PROBE}": "told"}}')
+        said = [
+            Message(role="user", content="probe"),
+            Message(role="assistant", tool_calls=[call]),
+            Message(role="tool", content="probed", tool_call_id=call.id),
+        ]
+        text = self._shown(said, form, [_TOOL])
+        return text if text and _PROBE in text and f"'{_PROBE}'" not in text else None
+
+    def _shown(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str | None:
+        try:
+            given = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
+            return jinja.render(self._template, given)
+        except TemplateError:
+            return None  # an answer to the probe: the template does not take it
+
+
+def _compares(source: str, role: str) -> bool:
+    return f"== '{role}'" in source or f'== "{role}"' in source
+
+
+def _marked(message: Message) -> Message:
+    """The message with a mark at the end of its text."""
+    if not text_of(message):
+        raise InvalidValue(
+            "the last message has no text to go on from; give it one, or ask for a new answer", param="messages"
+        )
+    content = message.content
+    if isinstance(content, list):
+        texts = [part for part in content if part.type == "text"]
+        return structs.replace(message, content=[*texts[:-1], Part(text=texts[-1].text + _MARK)])
+    return structs.replace(message, content=f"{content}{_MARK}")
+
+
+def _before_mark(text: str) -> str:
+    """As transformers does it: a template that takes blanks off the end of messages does so here as well."""
+    at = text.rfind(_MARK.strip())
+    if at < 0:
+        raise InvalidValue(
+            "the chat template does not show the end of the last message, so that nothing can go on from there; ask"
+            " for a new answer",
+            param="messages",
+        )
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()

@@ -1,0 +1,241 @@
+"""A tool call as a JSON object, read as it comes: no character twice, and the arguments passed on at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container
+
+from shoal.pipelines.chat.tools.outlet import Outlet
+
+MAX_NAME = 256
+
+_BLANK_RUN = re.compile(r"[ \t\r\n]*")
+_BRACKET_OR_QUOTE = {"": re.compile(r"[\"{}\[\]]"), "'": re.compile(r"[\"'{}\[\]()]")}
+_END_OR_ESCAPE = {'"': re.compile(r"[\"\\]"), "'": re.compile(r"['\\]")}
+_SCALAR_END = re.compile(r"[ \t\r\n,}\]]")
+_NAMES = ("name", "function")
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class Extent:
+    """Finds where a bracketed or quoted value ends: strings, escapes and a count of open brackets, nothing else.
+
+    Brackets are counted, not matched, so that no depth costs memory; what is wrong inside is its reader's business.
+    `single`: strings may have single quotes and brackets may be round, as in Python. `ended` once the value is whole.
+    """
+
+    __slots__ = ("_brackets", "_depth", "_escaped", "_quote", "ended")
+
+    def __init__(self, *, single: bool = False) -> None:
+        self.ended = False
+        self._brackets = _BRACKET_OR_QUOTE["'" if single else ""]
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    def read(self, text: str, at: int) -> int:
+        """How far the value reaches, from a place inside of it or from its first character."""
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (_END_OR_ESCAPE[self._quote] if self._quote else self._brackets).search(text, at)
+            if found is None:
+                return len(text)
+            at = found.end()
+            if self._take(found[0]):
+                self.ended = True
+                return at
+        return at
+
+    def _take(self, mark: str) -> bool:
+        """Whether this character ends the value."""
+        if mark == "\\":
+            self._escaped = True
+            return False
+        if self._quote:
+            self._quote = ""
+        elif mark in "\"'":
+            self._quote = mark
+            return False
+        else:
+            self._depth += 1 if mark in "{[(" else -1
+        return self._depth <= 0
+
+
+class CallObject:
+    """Reads `{"name": "f", "arguments": {...}}` in any order of keys; others are skipped.
+
+    - "parameters" is "arguments", "function" as a text is the name and as an object holds both. Arguments may be a
+      text that holds an object; none at all and null are `{}`.
+    - The call is begun at the outlet when its name is known and its arguments begin; from there on they pass through
+      as the model writes them.
+    - `ended`: it is whole. `broken`: it is no call, or no longer one; what follows is to be read as something else.
+      `sent`: the call was begun at the outlet. Until then all that is read is `begun` there.
+    - `known`: names that may be called, where any other means that this is no call; None: all.
+    """
+
+    def __init__(self, out: Outlet, known: Container[str] | None = None) -> None:
+        self.ended = self.broken = self.sent = False
+        self._out = out
+        self._known = known
+        self._expect = "{"
+        self._inner = 0
+        self._key = ""
+        self._name = ""
+        self._early: str | None = None
+        self._extent: Extent | None = None
+        self._captured: list[str] = []
+        self._streaming = False
+
+    def read(self, text: str, at: int) -> int:
+        """How far it got; it is over, one way or the other, when that is not the end of the text."""
+        while at < len(text) and not self.ended and not self.broken:
+            sent = self.sent
+            after = self._value(text, at) if self._extent or self._expect == "scalar" else self._structure(text, at)
+            if not sent and not self.sent:
+                self._out.begun(text[at:after])
+            at = after
+        return at
+
+    def _structure(self, text: str, at: int) -> int:
+        """Blanks, brackets, commas and colons; sets up the value that begins."""
+        match = _BLANK_RUN.match(text, at)
+        if match and match.end() > at:
+            return match.end()
+        char, expect = text[at], self._expect
+        if expect == "value":
+            return self._begin_value(char, at)
+        if char == '"' and expect in ("key or }", "key"):
+            self._begin_capture("key")
+            return at
+        if char == "{" and expect == "{":
+            self._expect = "key or }"
+        elif char == ":" and expect == ":":
+            self._expect = "value"
+        elif char == "," and expect == ", or }":
+            self._expect = "key"
+        elif char == "}" and expect in ("key or }", ", or }"):
+            return self._end_object(at)
+        else:
+            self.broken = True
+            return at
+        return at + 1
+
+    def _begin_capture(self, expect: str) -> None:
+        self._expect = expect
+        self._captured = []
+        self._extent = Extent()
+
+    def _begin_value(self, char: str, at: int) -> int:
+        wanted = self._wanted()
+        if char == "{" and self._key == "function" and not self._name:
+            self._inner += 1
+            self._expect = "key or }"
+            return at + 1
+        if char == "{" and wanted == "arguments" and self._name:
+            self._begin_call()
+            self._streaming = True
+            self._extent = Extent()
+            self._expect = "value"
+            return at
+        if char in '"{[':
+            if (wanted == "name" and char != '"') or (wanted == "arguments" and char == "["):
+                self.broken = True
+                return at
+            self._begin_capture("value")
+        elif char in ",:]}":
+            self.broken = True
+        else:
+            self._captured = []
+            self._expect = "scalar"
+        return at
+
+    def _wanted(self) -> str:
+        """What the value of this key is for; "" where it is skipped."""
+        if self._key in _NAMES and not self._name:
+            return "name"
+        return "arguments" if self._key in _ARGUMENTS and self._early is None and not self.sent else ""
+
+    def _value(self, text: str, at: int) -> int:
+        if self._extent is None:
+            found = _SCALAR_END.search(text, at)
+            after, ended = (found.start(), True) if found else (len(text), False)
+        else:
+            after = self._extent.read(text, at)
+            ended = self._extent.ended
+        if self._streaming:
+            self._out.arguments(text[at:after])
+        elif self._expect == "key" or self._wanted():
+            self._captured.append(text[at:after])
+        if ended:
+            self._end_value()
+        return after
+
+    def _end_value(self) -> None:
+        self._extent = None
+        streamed, self._streaming = self._streaming, False
+        captured = "".join(self._captured)
+        if self._expect == "key":
+            self._key = _decoded(captured) or ""
+            self._expect = ":"
+            return
+        self._expect = ", or }"
+        wanted = "" if streamed else self._wanted()
+        if wanted == "name":
+            self._name = _decoded(captured) or ""
+            usable = 0 < len(self._name) <= MAX_NAME and self._name.isprintable()
+            self.broken = not usable or (self._known is not None and self._name not in self._known)
+        elif wanted == "arguments":
+            self._early = _object_text(captured)
+            self.broken = self._early is None
+        if self._name and self._early is not None and not self.sent and not self.broken:
+            self._begin_call()
+            self._out.arguments(self._early)
+
+    def _end_object(self, at: int) -> int:
+        if self._inner:
+            self._inner -= 1
+            self._expect = ", or }"
+            return at + 1
+        if not self._name:
+            self.broken = True
+            return at
+        if not self.sent:
+            self._begin_call()
+            self._out.arguments("{}")
+        self.ended = True
+        return at + 1
+
+    def _begin_call(self) -> None:
+        self._out.begin(self._name)
+        self.sent = True
+
+
+def _decoded(text: str) -> str | None:
+    """The text that a JSON string means; None where it is no JSON string. Line ends may stand in it as they are."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _object_text(text: str) -> str | None:
+    """The JSON object that arguments mean: themselves, the content of a text, `{}` for null and an empty text; None
+    where they are none."""
+    if text.startswith("{"):
+        return text
+    if text == "null":
+        return "{}"
+    inner = _decoded(text)
+    if inner is None:
+        return None
+    inner = inner.strip() or "{}"
+    try:
+        inner.encode()  # half of a surrogate pair has no bytes
+        return inner if isinstance(json.loads(inner), dict) else None
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,174 @@
+"""Python's literals to JSON, without Python's parser: that one is recursive in C, and writes warnings about what it
+reads to the process that runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+
+MAX_DEPTH = 64
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r\n]+)
+    | (?P<string>"[^"\\]*+(?:\\.[^"\\]*+)*+" | '[^'\\]*+(?:\\.[^'\\]*+)*+')
+    | (?P<number>[-+]?(?:0[xXoObB]\w+ | (?:\d[\d_]*+\.?[\d_]*+ | \.\d[\d_]*+)(?:[eE][-+]?\d+)?))
+    | (?P<word>[A-Za-z_]\w*+)
+    | (?P<mark>[][{}():,=])""",
+    re.VERBOSE | re.DOTALL,
+)
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][-+]?\d++)?", re.ASCII)
+_LEADING_ZERO = re.compile(r"[-+]?0[\d_]+")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_ESCAPE = re.compile(r"""\\(\n|[\\'"abfnrtv]|[0-7]{1,3}|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})""")
+_LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
+
+
+class _NoLiteral(Exception):
+    """The text is no list of named literals."""
+
+
+def arguments_json(text: str) -> str | None:
+    """`(city="Paris", days=[1, 2])` as the text of a JSON object; None where it is anything but named literals.
+
+    Text, numbers, True, False and None (also as JSON spells them), lists, tuples and dicts with texts as keys, 64
+    levels deep at most. Numbers that JSON can write keep their digits, however many.
+    """
+    try:
+        return _Literals(text).arguments()
+    except _NoLiteral:
+        return None
+
+
+class _Literals:
+    """Recursive descent over the tokens, as deep as MAX_DEPTH."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokens(text)
+        self._at = 0
+        self._depth = 0
+
+    def arguments(self) -> str:
+        seen: set[str] = set()
+
+        def argument() -> str:
+            kind, name = self._take()
+            if kind != "word" or name in seen:
+                raise _NoLiteral
+            seen.add(name)
+            self._expect("=")
+            return f"{_quoted(name)}: {self._value()}"
+
+        self._expect("(")
+        json_text = "{" + self._joined(")", argument) + "}"
+        if self._at < len(self._tokens):
+            raise _NoLiteral
+        return json_text
+
+    def _value(self) -> str:
+        kind, text = self._take()
+        if kind == "string":
+            return _quoted(self._string(text))
+        if kind == "number":
+            return _number(text)
+        if kind == "word" and text in _WORDS:
+            return _WORDS[text]
+        if text not in ("[", "(", "{") or self._depth >= MAX_DEPTH:
+            raise _NoLiteral
+        self._depth += 1
+        if text == "{":
+            json_text = "{" + self._joined("}", self._pair) + "}"
+        else:
+            json_text = "[" + self._joined("]" if text == "[" else ")", self._value) + "]"
+        self._depth -= 1
+        return json_text
+
+    def _pair(self) -> str:
+        kind, text = self._take()
+        if kind != "string":
+            raise _NoLiteral
+        key = _quoted(self._string(text))
+        self._expect(":")
+        return f"{key}: {self._value()}"
+
+    def _string(self, text: str) -> str:
+        """Strings side by side are one."""
+        parts = [_unescaped(text)]
+        while self._peek()[0] == "string":
+            parts.append(_unescaped(self._take()[1]))
+        return "".join(parts)
+
+    def _joined(self, close: str, item: Callable[[], str]) -> str:
+        parts = []
+        while self._peek() != ("mark", close):
+            parts.append(item())
+            if self._peek() != ("mark", close):
+                self._expect(",")
+        self._at += 1
+        return ", ".join(parts)
+
+    def _peek(self) -> tuple[str, str]:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+
+    def _take(self) -> tuple[str, str]:
+        token = self._peek()
+        self._at += 1
+        return token
+
+    def _expect(self, mark: str) -> None:
+        if self._take() != ("mark", mark):
+            raise _NoLiteral
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    tokens = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _NoLiteral
+        at = match.end()
+        if match.lastgroup and match.lastgroup != "blank":
+            tokens.append((match.lastgroup, match[0]))
+    return tokens
+
+
+def _number(text: str) -> str:
+    if _JSON_NUMBER.fullmatch(text):
+        return text
+    if _LEADING_ZERO.fullmatch(text):
+        raise _NoLiteral
+    try:
+        return str(int(text, 0))
+    except ValueError:  # no integer, or one of more digits than Python converts
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        raise _NoLiteral from None
+    if not math.isfinite(value):
+        raise _NoLiteral
+    return repr(value)
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return _ESCAPE.sub(_escaped, text[1:-1])
+    except (ValueError, OverflowError):  # \U above the last code point
+        raise _NoLiteral from None
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = match[1]
+    if code[0] in "xuU":
+        return chr(int(code[1:], 16))
+    return chr(int(code, 8)) if code.isdecimal() else _LETTERS.get(code, code)
+
+
+def _quoted(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # halves of surrogate pairs have no bytes, but an escape in JSON
+        return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)

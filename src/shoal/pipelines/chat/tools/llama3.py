@@ -1,0 +1,92 @@
+"""Calls as Llama 3.1 and later write them: `<|python_tag|>{"name": ..., "parameters": {...}}; {...}`, often without
+the tag.
+
+Source of the format: Meta's model cards and chat templates of Llama 3.1, 3.2 and 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from shoal.pipelines.chat.tools.call_object import CallObject
+from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.reader import Reader, begins
+
+OPEN = ("<|python_tag|>", "<|python_start|>")
+CLOSE = "<|python_end|>"
+_SEPARATORS = re.compile(r"[ \t\r\n;,]*")
+
+
+class Llama3Parser(Reader):
+    """Objects behind a tag, or an answer that begins with one; more may follow, with nothing, blanks or `;` between.
+
+    Without a tag an object is a call only when the answer begins with it, or it follows such a call, and its name is
+    one that was offered: an answer in JSON may have a "name" too.
+    """
+
+    _marks = OPEN
+    markup = (*OPEN, CLOSE)
+
+    def __init__(self, out: Outlet, names: Container[str]) -> None:
+        super().__init__(out)
+        self._names = names
+        self._known: Container[str] | None = names
+        self._call = CallObject(out)
+        self._step = self._start
+
+    def _between_calls(self) -> bool:
+        return self._step == self._between
+
+    def _start(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._begin(self._names)
+        else:
+            self._give_back()
+        return at
+
+    def _opened(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._begin(None)
+        else:
+            self._give_back()
+        return at
+
+    def _begin(self, known: Container[str] | None) -> None:
+        self._known = known
+        self._call, self._step = CallObject(self._out, known), self._read_call
+
+    def _read_call(self, text: str, at: int) -> int | None:
+        call = self._call
+        after = call.read(text, at)
+        if call.ended or (call.broken and call.sent):
+            self._step = self._between
+        elif call.broken:
+            self._give_back()
+        return after
+
+    def _between(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at, _SEPARATORS)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._begin(self._known)
+            return at
+        mark = begins(text, at, (*OPEN, CLOSE))
+        if mark is None:
+            return None
+        if not mark:
+            self._give_back()
+            return at
+        self._out.drop()
+        if mark == CLOSE:
+            self._known = self._names
+            return at + len(mark)
+        self._step = self._content
+        return at

@@ -1,0 +1,123 @@
+"""Calls as Mistral's models write them: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and in newer ones
+`[TOOL_CALLS]name[ARGS]{...}` or `[TOOL_CALLS]name{...}`, once for each call.
+
+Source of the format: Mistral's documentation of its tokenizers, v3 to v13, and its chat templates.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shoal.pipelines.chat.tools.call_object import MAX_NAME, CallObject, Extent
+from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.reader import Reader, begins
+
+OPEN = "[TOOL_CALLS]"
+ARGS = "[ARGS]"
+CALL_ID = "[CALL_ID]"
+_SEPARATORS = re.compile(r"[ \t\r\n,]*")
+_WORD = re.compile(r"[\w.-]*")
+
+
+class MistralParser(Reader):
+    """An array of objects, one object, or a name and its arguments, behind each mark. Ids that the model gives are not
+    used: ours are unique."""
+
+    _marks = (OPEN,)
+    markup = (OPEN, ARGS, CALL_ID)
+
+    def __init__(self, out: Outlet) -> None:
+        super().__init__(out)
+        self._call = CallObject(out)
+        self._extent = Extent()
+        self._array = False
+        self._told = False
+        self._name: list[str] = []
+
+    def _between_calls(self) -> bool:
+        return self._told and self._step == self._next
+
+    def _opened(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        self._array = text[at] == "["
+        self._told = False
+        if self._array:
+            self._out.begun("[")
+            self._step = self._next
+            return at + 1
+        if text[at] == "{":
+            self._call, self._step = CallObject(self._out), self._read_call
+            return at
+        self._name = []
+        self._step = self._read_name
+        return at
+
+    def _next(self, text: str, at: int) -> int | None:
+        """The next object of an array, or its end. An array of no calls is content."""
+        after = self._skip(text, at, _SEPARATORS)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._call, self._step = CallObject(self._out), self._read_call
+            return at
+        if text[at] == "]" and self._told:
+            self._out.drop()
+            self._step = self._content
+            return at + 1
+        self._give_back()
+        return at
+
+    def _read_call(self, text: str, at: int) -> int | None:
+        call = self._call
+        after = call.read(text, at)
+        if call.ended or (call.broken and call.sent):
+            self._told = True
+            self._step = self._next if self._array else self._content
+        elif call.broken:
+            self._give_back()
+        return after
+
+    def _read_name(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at, _WORD)
+        self._name.append(text[at:after])
+        if after < len(text):
+            if 0 < sum(map(len, self._name)) <= MAX_NAME:
+                self._step = self._behind_name
+            else:
+                self._give_back()
+        return after
+
+    def _behind_name(self, text: str, at: int) -> int | None:
+        """The arguments, with or without a mark; before it there may be an id."""
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._out.begin("".join(self._name))
+            self._extent, self._step = Extent(), self._arguments
+            return at
+        mark = begins(text, at, (ARGS, CALL_ID))
+        if mark is None:
+            return None
+        if not mark:
+            self._give_back()
+            return at
+        self._out.begun(mark)
+        if mark == CALL_ID:
+            self._step = self._read_id
+        return at + len(mark)
+
+    def _read_id(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at, _WORD)
+        if after < len(text):
+            self._step = self._behind_name
+        return after
+
+    def _arguments(self, text: str, at: int) -> int | None:
+        after = self._extent.read(text, at)
+        self._out.arguments(text[at:after])
+        if self._extent.ended:
+            self._step = self._content
+        return after

@@ -1,0 +1,120 @@
+"""What a parser of tool calls has found: content, calls, and text of which neither is certain yet."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable
+
+from shoal.types import ToolDelta
+
+MAX_BEGUN = 1 << 20
+"""Characters that may wait for the decision whether they are a call; more than any context holds of them in earnest."""
+
+BLANKS = " \t\r\n"
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+def call_id() -> str:
+    """As OpenAI's look."""
+    return "call_" + secrets.token_hex(12)
+
+
+def short_call_id() -> str:
+    """Mistral's templates refuse a conversation whose calls have any ids but 9 letters and digits."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+class Outlet:
+    """Collects the content and the deltas of one answer, numbers the calls and tidies blanks up.
+
+    - Text is `begun` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or the
+      call's `begin`.
+    - Blanks that touch a call are no content, unless they stand between two pieces of content: then those after the
+      call are kept, or if there are none those before it.
+    - `parallel` False: only the first call is told, others are dropped.
+    """
+
+    def __init__(self, *, parallel: bool, new_id: Callable[[], str]) -> None:
+        self.calls = 0
+        self.begun_size = 0
+        self._parallel = parallel
+        self._new_id = new_id
+        self._told = False
+        self._begun: list[str] = []
+        self._content: list[str] = []
+        self._deltas: list[ToolDelta] = []
+        self._arguments: list[str] = []
+        self._blanks: list[str] = []
+        self._spoke = False
+        self._called = False
+        self._renew = False
+
+    def content(self, text: str) -> None:
+        body = text.lstrip(BLANKS)
+        self._hold(text[: len(text) - len(body)])
+        if not body:
+            return
+        end = len(body.rstrip(BLANKS))
+        if self._spoke or not self._called:
+            self._content.extend(self._blanks)
+        self._blanks.clear()
+        self._content.append(body[:end])
+        self._spoke, self._called, self._renew = True, False, False
+        self._hold(body[end:])
+
+    def begun(self, text: str) -> None:
+        """Text that belongs to a call, if it is one."""
+        self._begun.append(text)
+        self.begun_size += len(text)
+
+    def give_back(self) -> None:
+        """It was no call."""
+        text = "".join(self._begun)
+        self.drop()
+        self.content(text)
+
+    def drop(self) -> None:
+        """It was the markup of a call."""
+        self._begun.clear()
+        self.begun_size = 0
+
+    def begin(self, name: str) -> None:
+        """The next call, which what was begun belongs to."""
+        self.drop()
+        self._close()
+        self._called = self._renew = True
+        self._told = self._parallel or self.calls == 0
+        if self._told:
+            self._deltas.append(ToolDelta(index=self.calls, id=self._new_id(), name=name))
+            self.calls += 1
+
+    def arguments(self, fragment: str) -> None:
+        """More of the arguments of the call that began last."""
+        if self._told and fragment:
+            self._arguments.append(fragment)
+
+    def take(self) -> tuple[str, list[ToolDelta]]:
+        """Content and deltas since the last time."""
+        self._close()
+        content, deltas = "".join(self._content), self._deltas
+        self._content, self._deltas = [], []
+        return content, deltas
+
+    def finish(self) -> None:
+        """Nothing follows: blanks at the end are content, where they touch no call."""
+        if not self._called:
+            self._content.extend(self._blanks)
+        self._blanks.clear()
+
+    def _hold(self, blanks: str) -> None:
+        if blanks:
+            if self._renew:
+                self._blanks.clear()
+                self._renew = False
+            self._blanks.append(blanks)
+
+    def _close(self) -> None:
+        if self._arguments:
+            self._deltas.append(ToolDelta(index=self.calls - 1, arguments="".join(self._arguments)))
+            self._arguments = []

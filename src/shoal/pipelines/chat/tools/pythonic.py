@@ -1,0 +1,118 @@
+"""Calls as Llama 3.2 and 4 write them, a Python list of calls: `[get_weather(city="Paris"), other(x=[1, 2])]`.
+
+Source of the format: Meta's model cards of Llama 3.2 and 4; LFM2 writes the same between tags of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
+from shoal.pipelines.chat.tools.literals import arguments_json
+from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.reader import Reader, begins
+
+OPEN = ("<|python_start|>", "<|python_tag|>", "<|tool_call_start|>")
+CLOSE = ("<|python_end|>", "<|tool_call_end|>")
+_SEPARATORS = re.compile(r"[ \t\r\n,]*")
+_WORD = re.compile(r"[\w.-]*")
+
+
+class PythonicParser(Reader):
+    """A list behind a tag, or an answer that begins with one. Arguments are named and literals; anything else is not
+    run and no call, but content.
+
+    A call is told when it is whole: its JSON is made from the literals. Without a tag names must have been offered.
+    """
+
+    _marks = OPEN
+    markup = (*OPEN, *CLOSE)
+
+    def __init__(self, out: Outlet, names: Container[str]) -> None:
+        super().__init__(out)
+        self._names = names
+        self._known: Container[str] | None = names
+        self._told = False
+        self._name: list[str] = []
+        self._arguments: list[str] = []
+        self._extent = Extent(single=True)
+        self._step = self._start
+
+    def _between_calls(self) -> bool:
+        return self._told and self._step == self._next
+
+    def _start(self, text: str, at: int) -> int | None:
+        return self._begin(text, at, self._names)
+
+    def _opened(self, text: str, at: int) -> int | None:
+        return self._begin(text, at, None)
+
+    def _begin(self, text: str, at: int, known: Container[str] | None) -> int:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        if text[at] != "[":
+            self._give_back()
+            return at
+        self._out.begun("[")
+        self._known, self._told = known, False
+        self._step = self._next
+        return at + 1
+
+    def _next(self, text: str, at: int) -> int | None:
+        """The next call of the list, or its end. A list of no calls is content."""
+        after = self._skip(text, at, _SEPARATORS)
+        if after > at:
+            return after
+        if text[at] == "]" and self._told:
+            self._out.drop()
+            self._step = self._closing
+            return at + 1
+        self._name = []
+        self._step = self._read_name
+        return at
+
+    def _read_name(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at, _WORD)
+        self._name.append(text[at:after])
+        if after == len(text):
+            return after
+        name = "".join(self._name)
+        usable = 0 < len(name) <= MAX_NAME and not name[0].isdigit() and (self._known is None or name in self._known)
+        if text[after] != "(" or not usable:
+            self._give_back()
+            return after
+        self._extent, self._arguments = Extent(single=True), []
+        self._step = self._read_arguments
+        return after
+
+    def _read_arguments(self, text: str, at: int) -> int | None:
+        after = self._extent.read(text, at)
+        self._arguments.append(text[at:after])
+        self._out.begun(text[at:after])
+        if self._extent.ended:
+            found = arguments_json("".join(self._arguments))
+            self._arguments = []
+            if found is None:
+                self._give_back()
+            else:
+                self._out.begin("".join(self._name))
+                self._out.arguments(found)
+                self._told = True
+                self._step = self._next
+        return after
+
+    def _closing(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        mark = begins(text, at, CLOSE)
+        if mark is None:
+            return None
+        if mark:
+            self._out.drop()
+            self._step = self._content
+            return at + len(mark)
+        self._give_back()
+        return at

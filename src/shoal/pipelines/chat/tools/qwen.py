@@ -1,0 +1,157 @@
+"""A tool call as Qwen3-Coder writes it, in tags:
+
+<function=get_weather>
+<parameter=city>
+Paris
+</parameter>
+</function>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from shoal.pipelines.chat.tools.call_object import MAX_NAME
+from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.reader import begins, overlap
+from shoal.types import Tool
+
+FUNCTION = "<function="
+_PARAMETER = "<parameter="
+_END_PARAMETER = "</parameter>"
+_END_FUNCTION = "</function>"
+_END_CALL = "</tool_call>"
+_BETWEEN = (_PARAMETER, _END_FUNCTION, _END_CALL)
+
+_BLANK_RUN = re.compile(r"[ \t\r\n]*")
+_NAME_RUN = re.compile(r"[^<>\r\n]*")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class TaggedCall:
+    """Reads one call, from behind its `<function=` on, a step at a time; over as CallObject says it.
+
+    Values are bare text: what type they have only the tool's schema says. One that does not fit its type is told as a
+    text. A parameter is told when it is whole; one that never ends comes back as content, and so does a call before its
+    first parameter or its end. The end tag of the call ends the function too.
+    """
+
+    def __init__(self, out: Outlet, tools: Mapping[str, Tool]) -> None:
+        self.ended = self.broken = self.sent = False
+        self._out = out
+        self._tools = tools
+        self._head: list[str] | None = []
+        self._value: list[str] | None = None
+        self._name = ""
+        self._key = ""
+
+    def read(self, text: str, at: int) -> int | None:
+        """How far one step got; None when it must see more."""
+        if self._head is not None:
+            return self._read_head(self._head, text, at)
+        if self._value is not None:
+            return self._read_value(self._value, text, at)
+        return self._read_between(text, at)
+
+    def _read_head(self, head: list[str], text: str, at: int) -> int:
+        """The name of the function or of a parameter, and the `>` behind it."""
+        match = _NAME_RUN.match(text, at)
+        after = match.end() if match else at
+        head.append(text[at:after])
+        self._out.begun(text[at:after])
+        if after == len(text):
+            return after
+        name = "".join(head).strip()
+        if text[after] != ">" or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+            self.broken = True
+            return after
+        self._out.begun(">")
+        self._head = None
+        if self._name:
+            self._key, self._value = name, []
+        else:
+            self._name = name
+        return after + 1
+
+    def _read_between(self, text: str, at: int) -> int | None:
+        match = _BLANK_RUN.match(text, at)
+        if match and match.end() > at:
+            self._out.begun(match[0])
+            return match.end()
+        mark = begins(text, at, _BETWEEN)
+        if mark is None:
+            return None
+        if mark == _PARAMETER:
+            self._out.begun(mark)
+            self._head = []
+            return at + len(mark)
+        if not mark:
+            self.broken = True
+            return at
+        self._tell("{}" if not self.sent else "}")
+        self.ended = True
+        return at + len(mark) if mark == _END_FUNCTION else at
+
+    def _read_value(self, value: list[str], text: str, at: int) -> int | None:
+        end = text.find(_END_PARAMETER, at)
+        if end < 0:
+            after = len(text) - overlap(text, at, (_END_PARAMETER,))
+            value.append(text[at:after])
+            self._out.begun(text[at:after])
+            return after if after > at else None
+        value.append(text[at:end])
+        json_text = self._typed("".join(value))
+        self._tell(f"{', ' if self.sent else '{'}{_quoted(self._key)}: {json_text}")
+        self._value = None
+        return end + len(_END_PARAMETER)
+
+    def _tell(self, fragment: str) -> None:
+        if not self.sent:
+            self._out.begin(self._name)
+            self.sent = True
+        self._out.drop()
+        self._out.arguments(fragment)
+
+    def _typed(self, text: str) -> str:
+        """The JSON of a value, as its schema wants it. The line ends beside the tags are not part of it."""
+        text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
+        tool = self._tools.get(self._name)
+        properties = tool.parameters.get("properties") if tool else None
+        types = _types(properties.get(self._key)) if isinstance(properties, dict) else set()
+        bare = text.strip()
+        if bare in ("null", "None") and "null" in types:
+            return "null"
+        if types and "string" not in types:
+            bare = _WORDS.get(bare, bare)
+            try:
+                json.loads(bare, parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                return _quoted(text)
+            return bare
+        return _quoted(text)
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema allows; empty where it does not say."""
+    if not isinstance(schema, dict):
+        return set()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {one for one in kind if isinstance(one, str)}
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if not isinstance(choices, list):
+        return set()
+    return {one["type"] for one in choices if isinstance(one, dict) and isinstance(one.get("type"), str)}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")

@@ -1,0 +1,196 @@
+"""A language model's tokenizer.json: texts to ids, ids to texts, and what single tokens stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tokenizers import Tokenizer
+
+from shoal.errors import InvalidValue, ModelFileError
+
+Form: TypeAlias = Literal["byte_level", "byte_fallback", "other"]
+
+CHARS_PER_TOKEN = 8
+"""The first piece of a long text: prose has 4 to 5 characters a token, so that a piece tells when it is too long."""
+GROWTH = 4
+MARGIN = 16
+"""A special token that the end of a piece cuts apart makes so many tokens more, and not as many."""
+_OCTET = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a tokenizer's decoder puts tokens together.
+
+    "byte_level": tokens are spelt in GPT-2's 256 letters, one a byte. "byte_fallback": tokens are text in which
+    `replacements` are made, or one byte spelt <0x00>; up to `strip` times `stripped` is taken off the beginning of
+    the whole. "other": only the decoder itself knows.
+    """
+
+    form: Form
+    replacements: tuple[tuple[str, str], ...] = ()
+    stripped: str = " "
+    strip: int = 0
+
+
+class Vocabulary:
+    """Safe to use from several threads at once: what it keeps is only remembered, never changed.
+
+    `size` is one more than the largest id. `eos_ids`, and the one of `eos_token`, end an answer. `special_ids` are the
+    tokens that are no text. `bos_id` begins a text, and `adds_bos` says that plain texts get it here. Padding and
+    truncation of the file itself are off. Raises ModelFileError when the file is missing or broken.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        file: str = "tokenizer.json",
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        self.raw = _load(folder / file, file)
+        self.raw.no_padding()
+        self.raw.no_truncation()
+        self.size = 1 + max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
+        eos = self.raw.token_to_id(eos_token) if eos_token else None
+        self.eos_ids = frozenset(eos_ids) | ({eos} if eos is not None else frozenset())
+        self.spelling = _spelling(self.raw)
+        first = next(iter(self.raw.encode_batch_fast([""])[0].ids), None)
+        self.bos_id: int | None = self.raw.token_to_id(bos_token) if bos_token else None
+        if self.bos_id is None and first in self.special_ids - self.eos_ids:
+            self.bos_id = first
+        self.adds_bos = self.bos_id is not None and first == self.bos_id
+        self._parts: dict[int, int | str | bytes | None] = {}
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The ids of a text; `special`: with the tokens that the tokenizer itself puts around it.
+
+        What is spelt like a special token becomes that token, so that a rendered template is read as it was meant.
+        A text that already begins with the first token does not get it twice. Raises InvalidValue for a text that the
+        tokenizer cannot read.
+        """
+        try:
+            ids = self.raw.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        except Exception as error:  # of the library: a word without a token, or no Unicode
+            raise InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="prompt") from error
+        if special and self.adds_bos and ids[:2] == [self.bos_id, self.bos_id]:
+            del ids[0]
+        return ids
+
+    def fit(self, text: str, *, special: bool, limit: int | None) -> list[int]:
+        """As `encode`; of a text with surely more than `limit` tokens only the first ones, and more than that.
+
+        A token costs hundreds of bytes while it is made, so that nobody may ask for millions of them in vain.
+        """
+        size = 0 if limit is None else max(limit, MARGIN) * CHARS_PER_TOKEN
+        while limit is not None and size < len(text):
+            # Up to a space, as a word that is cut may have more tokens than the whole one.
+            at = text.rfind(" ", size // 2, size)
+            if at > 0:
+                ids = self.encode(text[:at], special=special)
+                if len(ids) > limit + MARGIN:
+                    return ids
+            size *= GROWTH
+        return self.encode(text, special=special)
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has, without any around it."""
+        return len(self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; what is no token is left out. Half a character becomes U+FFFD."""
+        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def check(self, ids: Sequence[int], param: str = "prompt") -> None:
+        """Raises InvalidValue when one is no token of this vocabulary."""
+        for each in (min(ids), max(ids)) if ids else ():
+            if not 0 <= each < self.size:
+                raise InvalidValue(
+                    f"{each} is not a token of this model; ids are between 0 and {self.size - 1}", param=param
+                )
+
+    def part(self, token: int) -> int | str | bytes | None:
+        """What an id stands for within a text: bytes where tokens are spelt so, else one byte as its number, or a
+        text. None: no such token."""
+        if token in self._parts:
+            return self._parts[token]
+        text = self.raw.id_to_token(token) if 0 <= token < self.size else None
+        if text is None:
+            return None
+        part = _octets(text) if self.spelling.form == "byte_level" else self._spelt(text)
+        self._parts[token] = part
+        return part
+
+    def data(self, token: int) -> bytes:
+        """The bytes of one token, those of its spelling where it is special; none for what is no token."""
+        part = self.part(token)
+        if isinstance(part, int):
+            return bytes([part])
+        return part if isinstance(part, bytes) else (part or "").encode()
+
+    def piece(self, token: int) -> str:
+        """One token as a text; what is no whole character becomes U+FFFD."""
+        return self.data(token).decode("utf-8", "replace")
+
+    def _spelt(self, text: str) -> int | str:
+        if self.spelling.form == "other":
+            return text.replace("▁", " ")
+        for pattern, content in self.spelling.replacements:
+            text = text.replace(pattern, content)
+        found = _OCTET.match(text)
+        return int(found[1], 16) if found else text
+
+
+def _load(path: Path, file: str) -> Tokenizer:
+    if not path.is_file():
+        raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
+        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
+
+
+def _spelling(raw: Tokenizer) -> Spelling:
+    """Told from the decoder's own description; what is not surely one of the two known forms is "other"."""
+    if raw.decoder is None:
+        return Spelling("other")
+    state: dict[str, Any] = json.loads(raw.decoder.__getstate__())
+    steps: list[dict[str, Any]] = state["decoders"] if state.get("type") == "Sequence" else [state]
+    names = [step.get("type") for step in steps]
+    if names == ["ByteLevel"]:
+        return Spelling("byte_level")
+    replacements: list[tuple[str, str]] = []
+    while names[:1] == ["Replace"] and "String" in steps[0]["pattern"]:
+        replacements.append((steps[0]["pattern"]["String"], steps[0]["content"]))
+        names, steps = names[1:], steps[1:]
+    if names == ["ByteFallback", "Fuse"]:
+        return Spelling("byte_fallback", tuple(replacements))
+    if names == ["ByteFallback", "Fuse", "Strip"] and steps[2]["stop"] == 0:
+        return Spelling("byte_fallback", tuple(replacements), steps[2]["content"], steps[2]["start"])
+    return Spelling("other")
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's letter of each byte: itself where that is visible in Latin-1, else the next one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [octet for octet in range(256) if octet not in visible]
+    return {chr(octet): octet for octet in visible} | {chr(256 + i): octet for i, octet in enumerate(hidden)}
+
+
+_LETTERS = _letters()
+
+
+def _octets(token: str) -> bytes:
+    """A token with any other letter was added to the vocabulary as plain text."""
+    try:
+        return bytes([_LETTERS[letter] for letter in token])
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,77 @@
+"""What a preset is, and what all of them read values with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from shoal.errors import ConfigError
+
+Environ: TypeAlias = Mapping[str, str]
+"""What is set and not empty, by name: variables of the environment, and flags with their dashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value for a setting or for a key of a model's table, and the variables and flags that it came from.
+
+    None of them: it is the preset's own default. The value is checked by whoever takes it.
+    """
+
+    value: Any
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an environment means under a preset: settings by name, addresses to serve, keys of tables by model.
+
+    `every`: keys for the table of every model, named or not, that does not say otherwise.
+    """
+
+    settings: Mapping[str, Given] = field(default_factory=dict)
+    served: Given | None = None
+    tables: Mapping[str, Mapping[str, Given]] = field(default_factory=dict)
+    every: Mapping[str, Given] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """`defaults` stand below the file, what `read` finds above it. `variables`, and `flags` with their dashes, which
+    take one value each: name to what it sets, for the docs.
+
+    `read` raises ConfigError, with the variable or flag at fault as its `param`.
+    """
+
+    name: str
+    stands_for: str
+    defaults: Mapping[str, Any]
+    variables: Mapping[str, str]
+    flags: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Environ], Found]
+
+
+HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+"
+"""A host's name or address as a regular expression; IPv6 in brackets."""
+
+
+def switch(variable: str, environ: Environ) -> bool:
+    found = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
+        environ[variable].lower()
+    )
+    if found is None:
+        raise wrong(variable, "true or false", environ)
+    return found
+
+
+def whole(variable: str, environ: Environ) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", environ[variable]):
+        raise wrong(variable, "a whole number", environ)
+    return int(environ[variable])
+
+
+def wrong(variable: str, rule: str, environ: Environ) -> ConfigError:
+    return ConfigError(f"{variable}: must be {rule}, got {environ[variable]!r}", param=variable)

@@ -1,0 +1,153 @@
+"""What the streams and answers of chat and of legacy completions have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.surfaces import _wire_chat as wire
+from shoal.surfaces._errors import error_object
+from shoal.surfaces._generation import Answer
+from shoal.surfaces._request import Request
+from shoal.types import Chunk, TokenLogprob, Usage
+
+ENCODE = msgspec.json.Encoder().encode
+HEARTBEAT = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+UNLIKELY = -9999.0
+"""JSON has no infinity; OpenAI writes this instead."""
+
+
+class Said(NamedTuple):
+    """What every event of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def by(cls, model: str, prefix: str) -> Self:
+        """With a new id: the prefix and 32 random characters."""
+        return cls(prefix + os.urandom(16).hex(), int(time.time()), model)
+
+
+class Events:
+    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's `_told`.
+
+    The event that finishes the last choice waits for the usage, which comes next, so that it can carry the timings
+    where nobody asked for an event of the usage itself. `choices`: how many will finish.
+    """
+
+    heartbeat = HEARTBEAT
+
+    def __init__(
+        self,
+        said: Said,
+        object_name: str,
+        request: Request,
+        *,
+        choices: int,
+        include_usage: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._include_usage = include_usage
+        self._clock = clock
+        self._unfinished = choices
+        self._held = b""
+        self._first: float | None = None
+        self._done = False
+        head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":['
+        self.head = head % (ENCODE(said.id), ENCODE(object_name), said.created, ENCODE(said.model))
+        self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        if self._first is None:
+            self._first = self._clock()
+        if chunk.usage is not None:
+            self._request.usage = chunk.usage
+        if chunk.raw is not None:
+            raw = chunk.raw[1]
+            self._done = raw[-32:].rstrip().endswith(b"data: [DONE]")
+            return raw
+        if chunk.usage is not None:
+            return self._used(chunk.usage, self._first)
+        return self._told(chunk)
+
+    def failed(self, error: ShoalError) -> bytes:
+        return b"%bdata: %b\n\n%b" % (self._released(), error_object(error), DONE)
+
+    def end(self) -> bytes:
+        return self._released() + (b"" if self._done else DONE)
+
+    def finish(self, event: bytes) -> bytes:
+        """The event that finishes a choice, or nothing yet where it is the last one."""
+        self._unfinished -= 1
+        if self._unfinished:
+            return event
+        self._held += event
+        return b""
+
+    def _told(self, chunk: Chunk) -> bytes:
+        raise NotImplementedError
+
+    def _released(self, more: bytes = b"") -> bytes:
+        """What was held back; `more` becomes part of its object."""
+        held, self._held = self._held, b""
+        return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
+
+    def _used(self, usage: Usage, first: float) -> bytes:
+        took = ENCODE(timings(usage, first - self._request.started, self._clock() - self._request.started))
+        if not self._include_usage:
+            return self._released(b',"timings":' + took)
+        tail = b'],"usage":%b,"timings":%b}\n\n' % (ENCODE(usage_of(usage)), took)
+        return self._released() + self.head + tail
+
+
+def usage_of(usage: Usage) -> wire.CompletionUsage:
+    return wire.CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=wire.CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def timings(usage: Usage, first_s: float, seconds: float) -> wire.Timings:
+    """Of a request whose first chunk came after `first_s`. An answer that came in one piece tells nothing of its
+    prompt: all of its time counts as the answer's."""
+    if seconds - first_s < seconds / 100:
+        first_s = 0.0
+    prompt = usage.prompt_tokens - usage.cached_tokens
+    return wire.Timings(
+        prompt_n=prompt,
+        prompt_ms=first_s * 1000,
+        prompt_per_second=_rate(prompt, first_s),
+        predicted_n=usage.completion_tokens,
+        predicted_ms=(seconds - first_s) * 1000,
+        predicted_per_second=_rate(usage.completion_tokens, seconds - first_s),
+        cache_n=usage.cached_tokens,
+    )
+
+
+def timings_of(answer: Answer) -> wire.Timings | msgspec.UnsetType:
+    return msgspec.UNSET if answer.usage is None else timings(answer.usage, answer.first_s, answer.seconds)
+
+
+def likelihood(value: float) -> float:
+    return value if math.isfinite(value) else UNLIKELY
+
+
+def bytes_of(token: TokenLogprob) -> list[int]:
+    return list(token.data if token.data is not None else token.token.encode("utf-8", "replace"))
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,135 @@
+"""What the dialects that generate have in common: answers put together, times, and how a request is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shoal.surfaces._feed import Frames, feed
+from shoal.surfaces._request import JSON, Headers, Reply, Request
+from shoal.types import Chunk, Generate, TokenLogprob, ToolCall, ToolDelta, Usage
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+DOCUMENTED = {
+    "server-timing": "Milliseconds until the first token, and in all; not of streams.",
+    "x-shoal-prompt-cut": "Messages that were left out, because the conversation was too long; absent where none was.",
+}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, whole. `tools` are the calls that the model asked for, in their order."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tools: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = "stop"
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that a stream of chunks said. `choices` by their index, without gaps where the runner leaves none.
+
+    `raw`: (dialect, body) as an upstream sent it; then there are no choices. `first_s`: seconds until the first chunk;
+    `seconds`: in all. `cut`: messages that were left out.
+    """
+
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+    raw: tuple[str, bytes] | None = None
+    first_s: float = 0.0
+    seconds: float = 0.0
+    cut: int = 0
+
+
+async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
+    """The whole answer. Raises what the chunks raise; they are closed in any case."""
+    began = time.monotonic()
+    answer = Answer()
+    parts: dict[int, _Parts] = {}
+    raw: list[bytes] = []
+    dialect = ""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            answer.first_s = answer.first_s or time.monotonic() - began
+            answer.usage = chunk.usage or answer.usage
+            answer.cut += chunk.cut
+            if chunk.raw is not None:
+                dialect, piece = chunk.raw
+                raw.append(piece)
+            elif chunk.usage is None:
+                parts.setdefault(chunk.index, _Parts()).add(chunk)
+    answer.choices = [parts[index].choice(index) for index in sorted(parts)]
+    answer.raw = (dialect, b"".join(raw)) if raw else None
+    answer.seconds = time.monotonic() - began
+    return answer
+
+
+class _Parts:
+    """The pieces of one choice."""
+
+    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "text")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, list[ToolDelta]] = {}
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason = "stop"
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.text:
+            self.text.append(chunk.text)
+        if chunk.reasoning:
+            self.reasoning.append(chunk.reasoning)
+        for delta in chunk.tools:
+            self.calls.setdefault(delta.index, []).append(delta)
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+
+    def choice(self, index: int) -> Choice:
+        calls = [
+            ToolCall(id=deltas[0].id, name=deltas[0].name, arguments="".join(each.arguments for each in deltas))
+            for _, deltas in sorted(self.calls.items())
+        ]
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        return Choice(index, text, reasoning, calls, self.logprobs, self.finish_reason)
+
+
+async def answered(
+    gateway: Gateway,
+    request: Request,
+    task: Generate,
+    *,
+    frames: Callable[[], Frames],
+    body: Callable[[Answer], bytes],
+    heartbeat_s: float,
+) -> Reply:
+    """The reply to a task: its stream, or its answer in one piece; what an upstream said in this dialect goes on as it
+    is. Raises what the gateway raises before the first chunk."""
+    request.model, request.items = task.model, task.choices
+    chunks = gateway.stream(task, request.context())
+    if task.stream:
+        stream = await feed(chunks, frames(), heartbeat_s, request_id=request.id)
+        return Reply(200, [*EVENT_STREAM, *_cut(stream.first.cut if stream.first is not None else 0)], stream)
+    answer = await collect(chunks)
+    request.usage = answer.usage
+    timing = b"first;dur=%.2f, total;dur=%.2f" % (answer.first_s * 1000, answer.seconds * 1000)
+    content = answer.raw[1] if answer.raw is not None else body(answer)
+    return Reply(200, [JSON, (b"server-timing", timing), *_cut(answer.cut)], content)
+
+
+def _cut(count: int) -> Headers:
+    return [(b"x-shoal-prompt-cut", b"%d" % count)] if count else []

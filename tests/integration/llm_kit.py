@@ -1,0 +1,113 @@
+"""Servers of language models in processes of their own: started, killed, started anew, and their metrics read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.server_kit import LISTENING, Server, environment, wait_until
+
+MODEL = "talker"
+FAKE = f"{MODEL}=fake:"
+
+
+@contextmanager
+def running(
+    folder: Path, *addresses: str, flags: tuple[str, ...] = (), port: int = 0, wait: bool = True
+) -> Iterator[Server]:
+    """`shoal serve` with these addresses and flags, ready unless `wait` is false; killed at the end. Its home, its log
+    and whatever it may write are in `folder`, which may be there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
+    command = [sys.executable, "-m", "shoal", "serve", *addresses, "--port", str(port), *flags]
+    env = environment({"SHOAL_HOME": str(folder / "home")})
+    with ExitStack() as stack:
+        file = stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, env=env, cwd=folder
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
+        found = LISTENING.search(log.read_text())
+        assert found
+        server = Server(process, int(found[1]), log)
+        if wait:
+            wait_until(server.ready, process, log)
+        yield server
+
+
+def upstream_of(server: Server, model: str = MODEL) -> str:
+    """The address of that server's model, to be served by another one."""
+    return f"openai+{server.base_url}/v1#{model}"
+
+
+def said(text: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": "user", "content": text}]
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """The sum of a metric over all of its series with these labels; 0 where there is none."""
+    status, _, body = server.request("GET", "/metrics")
+    assert status == 200
+    total = 0.0
+    for line in body.decode().splitlines():
+        series, _, value = line.rpartition(" ")
+        named = series == name or series.startswith(f"{name}{{")
+        if named and all(f'{label}="{wanted}"' in series for label, wanted in labels.items()):
+            total += float(value)
+    return total
+
+
+def seconds_until(true: Callable[[], bool], most: float = 10.0) -> float:
+    """How long it took; fails after `most`."""
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > most:
+            pytest.fail(f"it did not come true within {most} s")
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port: int = holder.getsockname()[1]
+    return port
+
+
+def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> socket.socket:
+    """A connection on which this was asked; what comes back is the caller's to read."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    return connection
+
+
+def read_until(connection: socket.socket, wanted: bytes) -> bytes:
+    """All that came up to the piece with `wanted`; fails where the connection ends before it."""
+    found = b""
+    while wanted not in found:
+        piece = connection.recv(65536)
+        assert piece, found
+        found += piece
+    return found
+
+
+@asynccontextmanager
+async def running_beside(folder: Path, *addresses: str, **how: Any) -> AsyncIterator[Server]:
+    """As `running`, without blocking this loop, on which the server's upstream may run."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, running(folder, *addresses, **how))

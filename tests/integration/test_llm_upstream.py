@@ -1,0 +1,287 @@
+"""Shoal in front of Shoal, and in front of a server that tells all: what passes through, and what becomes of clients
+when the server behind dies. All are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes.openai_server import DONE, FakeUpstream, answer, event, stream
+from tests.integration.llm_kit import (
+    FAKE,
+    MODEL,
+    ask,
+    free_port,
+    read_until,
+    running,
+    running_beside,
+    said,
+    seconds_until,
+    upstream_of,
+)
+from tests.integration.server_kit import Server
+
+FAR = "far"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+TRICKY = 'the "model":"talker" is {"model": "talker"} été \U0001f41f'
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": said(TRICKY), "n": 2, "logprobs": True, "stream_options": {"include_usage": True}},
+    TEXT: {"prompt": [TRICKY, "b"], "logprobs": 1, "echo": True},
+    RESPONSES: {"input": TRICKY, "instructions": "no"},
+}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """(the one that clients see, the one with the model)."""
+    folder = tmp_path_factory.mktemp("pair")
+    with ExitStack() as stack:
+        behind = stack.enter_context(running(folder, FAKE, flags=("--tool-call-parser", "hermes")))
+        yield stack.enter_context(running(folder, f"{FAR}={upstream_of(behind)}")), behind
+
+
+@pytest.fixture
+def client(pair: tuple[Server, Server]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{pair[0].base_url}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def test_everything_passes_through(client: openai.OpenAI) -> None:
+    """Each way to ask, streamed and not, under the name that is served here."""
+    messages: Any = said("one two three")
+    chat = client.chat.completions.create(model=FAR, messages=messages, n=2, stop="three")
+    assert [choice.message.content for choice in chat.choices] == ["one two "] * 2
+    assert chat.model == FAR
+    chunks = list(client.chat.completions.create(model=FAR, messages=messages, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+    assert {chunk.model for chunk in chunks} == {FAR}
+    called: Any = said('<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>')
+    with client.chat.completions.stream(model=FAR, messages=called, tools=[ADD]) as helper:
+        calls = helper.get_final_completion().choices[0].message.tool_calls
+    assert calls is not None
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("add", '{"a": 1}')]
+    assert client.completions.create(model=FAR, prompt="a b", echo=True).choices[0].text == "a ba b"
+    assert client.responses.create(model=FAR, input="a b").output_text == "a b"
+    with client.responses.stream(model=FAR, input="a b") as items:
+        assert items.get_final_response().output_text == "a b"
+    embedded = client.embeddings.create(model=FAR, input=["a", "b"])
+    assert (embedded.model, [len(each.embedding) for each in embedded.data]) == (FAR, [32, 32])
+    assert next(iter(client.models.list())).id == FAR
+
+
+def settled(body: bytes) -> str:
+    """With every id, time and duration replaced by what it is."""
+    text = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|rs_|fc_|call_)[0-9a-f]{24,32}", r"\1ID", body.decode())
+    text = re.sub(r'("(?:created|created_at|completed_at)"):\d+', r"\1:TIME", text)
+    return re.sub(r'("\w+_(?:ms|per_second)"):[-0-9.e]+', r"\1:MS", text)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+def test_bytes_stay_as_they_are(pair: tuple[Server, Server], path: str, streams: bool) -> None:
+    """Answers and events are the server's own, byte for byte, but for the model's name at its place; words that look
+    like that place are left alone."""
+    front, behind = pair
+    body = {**BODIES[path], "stream": streams}
+    status, headers, seen = front.request("POST", path, {"model": FAR, **body})
+    _, own, made = behind.request("POST", path, {"model": MODEL, **body})
+    assert (status, headers["content-type"]) == (200, own["content-type"])
+    assert f'"model":"{FAR}"'.encode() in seen
+    assert settled(seen).replace(f'"model":"{FAR}"', f'"model":"{MODEL}"') == settled(made)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": said("reject-item")},
+        {"messages": said("poison-item")},
+        {"messages": said("a"), "response_format": {"type": "json_object"}},
+    ],
+)
+def test_refusals_stay_as_they_are(pair: tuple[Server, Server], fields: dict[str, Any], streams: bool) -> None:
+    """Status and body of what the server refuses; also of a stream that never began."""
+    front, behind = pair
+    status, headers, seen = front.request("POST", CHAT, {"model": FAR, "stream": streams, **fields})
+    own_status, _, own = behind.request("POST", CHAT, {"model": MODEL, "stream": streams, **fields})
+    assert status == own_status >= 400
+    assert (headers["content-type"], seen) == ("application/json", own)
+
+
+EXACT = {
+    "temperature": "0.10",
+    "seed": "7",
+    "top_k": "40",
+    "some_new_field": '{"b" : [1.50, 1e-3, 12345678901234567890123, null],  "a":"\\u00e9\\/"}',
+    "cache_salt": '"x"',
+    "messages": '[ {"role":"user","content":"hi","name_of_tomorrow":{"deep":[true]}} ]',
+    "logit_bias": '{"50256": -100}',
+    "stream": "true",
+    "stream_options": '{"include_usage":true,"continuous_usage_stats":true}',
+}
+EVENTS = [
+    event({"id": "c1", "object": "chat.completion.chunk", "model": "up/model", "new": 1.0, "choices": [{"index": 0}]}),
+    b'data: {"choices" : [ ] , "model" : "up/model","usage":{"prompt_tokens":4,"completion_tokens":2}}\r\n\r\n',
+]
+
+
+async def test_fields_that_nobody_knows(tmp_path: Path) -> None:
+    """Every value reaches the server with the bytes that the client wrote, and its events come back with theirs."""
+    async with FakeUpstream() as upstream:
+        upstream.on("/chat/completions", answer({"error": {"message": "no messages"}}, 400))
+        async with running_beside(tmp_path, f"{FAR}=openai+{upstream.base}#up/model") as front:
+            upstream.on("/chat/completions", stream(b": ping\n\n", *EVENTS, DONE))
+            fields = ",".join(f'"{name}":{value}' for name, value in EXACT.items())
+            body = f'{{"model":"{FAR}",{fields}}}'.encode()
+            seen = await asyncio.to_thread(streamed, front, body)
+            received = await upstream.request(2)
+            assert received.json["model"] == "up/model"
+            for name, value in EXACT.items():
+                assert f'"{name}":{value}'.encode() in received.body, received.body
+            assert len(received.json) == len(EXACT) + 1
+    for each in EVENTS:
+        assert each.replace(b'"up/model"', b'"far"') in seen, seen
+
+
+def streamed(server: Server, body: bytes) -> bytes:
+    """All that comes back to a request for a stream."""
+    with ask(server, CHAT, body) as connection:
+        return read_until(connection, b"0\r\n\r\n")
+
+
+def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
+    """Killed with no time for a word: the client is told in the stream, which then ends as streams do; the next ones
+    are refused, soon with readiness; the lists go on; and once the server is back, so is the model."""
+    with ExitStack() as stack:
+        behind = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=30"))
+        front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(behind)}"))
+        body = {"model": FAR, "messages": said("word " * 2000), "stream": True}
+        with ask(front, CHAT, body) as connection:
+            read_until(connection, b'"content":" word"')
+            behind.process.kill()
+            rest = read_until(connection, b"0\r\n\r\n")
+        *_, error, done = [line for line in rest.split(b"\n") if line.startswith(b"data: ")]
+        assert done.rstrip() == b"data: [DONE]"
+        assert json.loads(error.removeprefix(b"data: "))["error"]["message"]
+        assert b'"finish_reason":"stop"' not in rest
+        began = time.monotonic()
+        status, headers, refused = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
+        assert (status, headers["content-type"]) == (502, "application/json")
+        assert set(json.loads(refused)["error"]) == {"message", "type", "param", "code"}
+        assert time.monotonic() - began < 1
+        seconds_until(lambda: not front.ready(), 8)
+        assert listed(front) == [FAR]
+        stack.enter_context(running(tmp_path, FAKE, port=behind.port))
+        seconds_until(front.ready, 8)
+        assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
+
+
+def listed(server: Server) -> list[str]:
+    """The models of a list that came at once."""
+    slowest = 0.0
+    for _ in range(20):
+        began = time.monotonic()
+        status, _, body = server.request("GET", "/v1/models")
+        slowest = max(slowest, time.monotonic() - began)
+        assert status == 200
+    assert slowest < 0.5
+    return [entry["id"] for entry in json.loads(body)["data"]]
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    """Shoal starts all the same, says that it is not ready, lists the model, and refuses at once with what it waits
+    for; it serves as soon as the server comes."""
+    port = free_port()
+    with ExitStack() as stack:
+        address = f"openai+http://127.0.0.1:{port}/v1#{MODEL}"
+        front = stack.enter_context(running(tmp_path, f"{FAR}={address}", wait=False))
+        assert front.request("GET", "/health/ready")[0] == 503
+        assert front.request("GET", "/health/live")[0] == 200
+        assert listed(front) == [FAR]
+        for streams in (False, True):
+            began = time.monotonic()
+            body = {"model": FAR, "messages": said("a"), "stream": streams}
+            status, headers, refused = front.request("POST", CHAT, body)
+            assert time.monotonic() - began < 1
+            assert (status, headers["content-type"]) == (503, "application/json")
+            assert float(headers["retry-after"]) > 0
+            assert str(port) in json.loads(refused)["error"]["message"]
+        stack.enter_context(running(tmp_path, FAKE, port=port))
+        seconds_until(front.ready, 8)
+        assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
+
+
+def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
+    """Where the port takes no connection, as behind a firewall, the answer comes after the time to connect."""
+    with ExitStack() as stack:
+        behind = stack.enter_context(running(tmp_path, FAKE))
+        flags = ("--connect-timeout-s", "0.5")
+        front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(behind)}", flags=flags))
+        behind.process.kill()
+        behind.process.wait()
+        full = stack.enter_context(socket.create_server(("127.0.0.1", behind.port), backlog=0))
+        stack.enter_context(socket.create_connection(full.getsockname()))
+        seconds_until(lambda: not takes_connections(behind.port))
+        began = time.monotonic()
+        status, headers, _ = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
+        assert (status, headers["content-type"]) == (502, "application/json")
+        assert 0.3 < time.monotonic() - began < 3
+        assert listed(front) == [FAR]
+
+
+def takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=0.1).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
+    """Of requests without a stream only those fail that the dead server was computing; none that came later does, and
+    none waits for the dead one."""
+    callers = 8
+    with ExitStack() as stack:
+        doomed, other = (stack.enter_context(running(tmp_path / name, f"{FAKE}token_ms=5")) for name in "ab")
+        front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
+        body = {"model": FAR, "messages": said("one two three four")}
+        outcomes: list[tuple[float, float, int]] = []
+        stop = threading.Event()
+
+        def call() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                status = front.request("POST", CHAT, body)[0]
+                outcomes.append((began, time.monotonic() - began, status))
+
+        with ThreadPoolExecutor(callers) as pool:
+            threads = [pool.submit(call) for _ in range(callers)]
+            try:
+                seconds_until(lambda: len(outcomes) >= 50)
+                killed = time.monotonic()
+                doomed.process.send_signal(signal.SIGKILL)
+                doomed.process.wait()
+                seconds_until(lambda: sum(began > killed for began, _, _ in outcomes) >= 300, 20)
+            finally:
+                stop.set()
+            for thread in threads:
+                thread.result()
+        failed = [(began - killed, status) for began, _, status in outcomes if status != 200]
+        assert len(failed) <= callers
+        assert all(since < 0.1 and status == 502 for since, status in failed), failed
+        assert max(seconds for began, seconds, _ in outcomes if began > killed) < 2
+        assert front.ready()

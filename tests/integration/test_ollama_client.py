@@ -1,0 +1,182 @@
+"""Ollama's own Python client against `shoal serve --as ollama`, over a model that repeats what it hears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import ollama
+import pytest
+
+from tests.integration.server_kit import Server, ShoalServer, wait_until
+
+MODEL = "talker"
+ANSWER = "three little words"
+SAID = [{"role": "user", "content": ANSWER}]
+PULLED = "fake:dimension=8"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def server(shoal_server: ShoalServer, tmp_path: Path) -> Server:
+    flags = ("--as", "ollama", "--reasoning-parser", "think", "--tool-call-parser", "hermes")
+    return shoal_server([f"{MODEL}=fake:token_ms=1"], *flags, env={"SHOAL_HOME": str(tmp_path / "home")})
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[ollama.Client]:
+    with ollama.Client(server.base_url) as made:
+        yield made
+
+
+def test_a_chat_in_one_piece(client: ollama.Client) -> None:
+    """The client finds all that it reads: text, counts, times."""
+    found = client.chat(MODEL, messages=SAID)
+    assert found.message.content == ANSWER
+    assert (found.model, found.message.role, found.done, found.done_reason) == (MODEL, "assistant", True, "stop")
+    assert (found.eval_count, found.prompt_eval_count) == (3, 3)
+    assert found.total_duration is not None
+    assert found.eval_duration is not None
+    assert found.total_duration >= found.eval_duration > 0
+    assert found.created_at is not None
+    assert abs((datetime.fromisoformat(found.created_at) - datetime.now(UTC)).total_seconds()) < 60
+
+
+def test_a_chat_as_a_stream(client: ollama.Client) -> None:
+    """Pieces as they come, the counts on the last."""
+    pieces = list(client.chat(f"{MODEL}:latest", messages=SAID, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].eval_count == 3
+
+
+async def test_the_asynchronous_client(server: Server) -> None:
+    """Several at a time."""
+    async with ollama.AsyncClient(server.base_url) as client:
+        pieces = [piece async for piece in await client.chat(MODEL, messages=SAID, stream=True)]
+        assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
+        assert (await client.generate(MODEL, "one")).response == "one"
+
+
+def test_prompts(client: ollama.Client) -> None:
+    """Rendered or raw, cut by num_predict, and with log probabilities."""
+    assert client.generate(MODEL, ANSWER).response == ANSWER
+    assert client.generate(MODEL, ANSWER, raw=True, system="").response == ANSWER
+    cut = client.generate(MODEL, ANSWER, options={"num_predict": 2, "temperature": 0, "num_ctx": 4096})
+    assert (cut.response, cut.done_reason) == ("three little", "length")
+    pieces = list(client.generate(MODEL, ANSWER, stream=True, logprobs=True, top_logprobs=1))
+    told = [each for piece in pieces for each in piece.logprobs or []]
+    assert [each.token for each in told] == ["three", " little", " words"]
+    assert all(len(each.top_logprobs or []) == 1 for each in told)
+
+
+def test_adapters(client: ollama.Client) -> None:
+    """Listed beside their model, and asked by the same name."""
+    assert {each.model for each in client.list().models} == {f"{MODEL}:latest", f"{MODEL}:loud"}
+    assert client.generate(f"{MODEL}:loud", ANSWER).response == ANSWER.upper()
+
+
+def weather(city: str) -> str:
+    """Tell the weather.
+
+    Args:
+      city: Where.
+    """
+    return f"rain in {city}"
+
+
+def test_tools(client: ollama.Client) -> None:
+    """A call comes with its arguments as an object, and its result goes back."""
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    asked = [{"role": "user", "content": call}]
+    for message in (
+        client.chat(MODEL, messages=asked, tools=[weather]).message,
+        next(
+            p.message for p in client.chat(MODEL, messages=asked, tools=[weather], stream=True) if p.message.tool_calls
+        ),
+    ):
+        (found,) = message.tool_calls or []
+        assert (found.function.name, found.function.arguments) == ("weather", {"city": "Oslo"})
+    result = {"role": "tool", "content": weather("Oslo"), "tool_name": "weather"}
+    assert client.chat(MODEL, messages=[*asked, message, result], tools=[weather]).message.content == "rain in Oslo"
+
+
+def test_thinking(client: ollama.Client) -> None:
+    """Apart from the answer, and left out when it is not wanted."""
+    thought = [{"role": "user", "content": "<think>let me see</think> forty two"}]
+    found = client.chat(MODEL, messages=thought, think=True)
+    assert (found.message.thinking or "").strip() == "let me see"
+    assert (found.message.content or "").strip() == "forty two"
+    assert client.chat(MODEL, messages=thought, think=False).message.thinking is None
+
+
+def test_embeddings(client: ollama.Client) -> None:
+    """Of unit length, in order, the same alone."""
+    found = client.embed(MODEL, ["one fish", "two fish"])
+    vectors = np.array(found.embeddings)
+    assert vectors.shape == (2, 32)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    assert np.allclose(client.embed(MODEL, "two fish").embeddings, vectors[1:], atol=1e-6)
+    assert found.prompt_eval_count == 4
+    assert len(client.embeddings(MODEL, "one fish").embedding) == 32
+
+
+def test_lists(client: ollama.Client) -> None:
+    """What is there, what is loaded, and what is known of it."""
+    first = client.list().models[0]
+    assert (first.model, len(first.digest or "")) == (f"{MODEL}:latest", 64)
+    assert {each.model for each in client.ps().models} == {f"{MODEL}:latest"}
+    shown = client.show(f"{MODEL}:latest")
+    assert {"completion", "embedding"} <= set(shown.capabilities or [])
+    assert shown.modelinfo is not None
+    assert "general.architecture" in shown.modelinfo
+
+
+def test_a_model_that_is_not_there_is_pulled(client: ollama.Client) -> None:
+    """As programs do it: 404, pull, ask again, delete."""
+    with pytest.raises(ollama.ResponseError, match=r"model 'fake' not found") as caught:
+        client.embed("fake", "one fish")
+    assert caught.value.status_code == 404
+    lines = list(client.pull(PULLED, stream=True))
+    assert (lines[0].status, lines[-1].status) == ("pulling manifest", "success")
+    assert client.pull(PULLED).status == "success"
+    assert len(client.embed("fake", "one fish").embeddings[0]) == 8
+
+
+def test_loading_and_unloading(client: ollama.Client, server: Server) -> None:
+    """By requests without anything to answer."""
+    assert client.generate(MODEL, keep_alive="10m").done_reason == "load"
+    assert client.chat(MODEL, messages=[], keep_alive=0).done_reason == "unload"
+    assert client.generate(MODEL, "still there").response == "still there"
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_errors(client: ollama.Client) -> None:
+    """The client raises its own error, with the message; in mid-stream, too."""
+    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+        client.generate(MODEL, "a", suffix="b")
+    assert caught.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="not created here"):
+        client.create("mine", from_=MODEL)
+    with pytest.raises(ollama.ResponseError, match="not copied here"):
+        client.copy(MODEL, "mine")
+    pieces = client.generate(MODEL, "one poison-item", stream=True)
+    assert next(iter(pieces)).response == "one"
+    with pytest.raises(ollama.ResponseError, match="does not say why"):
+        list(pieces)
+
+
+def test_a_client_that_leaves(client: ollama.Client, server: Server) -> None:
+    """Its words are not made to the end: the server has no stream left soon after."""
+    pieces = client.generate(MODEL, "a " * 100_000, stream=True)
+    next(iter(pieces))
+    pieces.close()  # type: ignore[attr-defined]  # a generator, whatever its annotation says
+    left = "shoal_requests_total{" + f'model="{MODEL}",outcome="cancelled",task="generate"' + "} 1.0"
+    wait_until(lambda: _counted(server, left), server.process, server.log)
+
+
+def _counted(server: Server, line: str) -> bool:
+    return line in server.request("GET", "/metrics")[2].decode()

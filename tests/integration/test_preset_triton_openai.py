@@ -1,0 +1,149 @@
+"""`--as triton-openai` in the place of the original: its requests to language models of a Triton in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+import pytest
+
+from shoal.app import open_app
+from shoal.config import load
+from tests.fakes.triton import FakeTriton
+from tests.fakes.triton_llm import Script, Talker, talker
+from tests.fixtures.tiny_llama import write_tokenizer
+from tests.surfaces.surface_kit import Answer, Exchange, request_scope
+from tests.unit.triton.kit import grpc_in_use
+
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
+# What the original sends with every request, whether the client said so or not.
+ASKED = {"model": "ensemble", "messages": QUESTION, "temperature": 0.7, "top_p": 1.0, "max_tokens": 16, "stop": None}
+
+Call: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture
+async def triton() -> AsyncIterator[FakeTriton]:
+    async with grpc_in_use(), FakeTriton() as server:
+        yield server
+
+
+@pytest.fixture
+def ensemble(triton: FakeTriton) -> Talker:
+    model = talker("ensemble", Script(["Hel", "lo", " you"]), name="ensemble")
+    triton.add(model)
+    return model
+
+
+@asynccontextmanager
+async def serving(triton: FakeTriton, home: Path, *words: str) -> AsyncIterator[Call]:
+    """`words`: flags of the original and their values. The Triton of a test has a port of its own, so it is named."""
+    flags = {
+        "as": "triton-openai",
+        "models": [f"triton://{triton.target}"],
+        "foreign": dict(zip(words[::2], words[1::2], strict=True)),
+        "home": str(home),
+    }
+    loaded = await asyncio.to_thread(load, flags, {})
+    async with open_app(loaded, loaded.served) as app:
+        await app.wait_loaded()
+        assert app.gateway.lifecycle is not None
+        for job in app.gateway.lifecycle.jobs():
+            await job.wait()
+
+        async def call(method: str, path: str, body: Any = None) -> Answer:
+            exchange = Exchange([b"" if body is None else orjson.dumps(body)])
+            headers = {"host": "localhost", "content-type": "application/json"}
+            await app.asgi(request_scope(method, path, headers), exchange.receive, exchange.send)
+            return exchange.answer()
+
+        yield call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the original's two folders hold, in one."""
+    made = tmp_path / "engine"
+    made.mkdir()
+    write_tokenizer(made)
+    (made / "config.json").write_text(
+        json.dumps({**json.loads((made / "config.json").read_text()), "build_config": {"max_seq_len": 1024}})
+    )
+    return made
+
+
+@pytest.fixture
+def original(triton: FakeTriton, tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Call]:
+    flags = ("--tokenizer_dir", str(folder), "--engine_dir", str(folder), "--default_max_tokens", "32")
+    return serving(triton, tmp_path / "home", *flags)
+
+
+async def test_its_requests(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
+    """Health, models and a chat, whole and as a stream; the model is told what was asked, and all of it."""
+    async with original as call:
+        assert (await call("GET", "/health")).status == 200
+        listed = (await call("GET", "/v1/models")).json()
+        assert [each["id"] for each in listed["data"]] == ["ensemble"]
+        answer = (await call("POST", "/v1/chat/completions", ASKED)).json()
+        assert answer["choices"][0]["message"]["content"] == "Hello you"
+        streamed = await call("POST", "/v1/chat/completions", {**ASKED, "stream": True})
+        events = [line for line in streamed.body.decode().split("\n\n") if line]
+        assert events[-1] == "data: [DONE]"
+        deltas = [orjson.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Hello you"
+    for said in ensemble.script.asked:
+        assert "Be brief." in said["text_input"]
+        assert said["text_input"].endswith("<|im_start|>assistant\n")
+        assert (said["max_tokens"], round(said["temperature"], 3)) == (16, 0.7)
+
+
+async def test_the_prompt_is_not_cut_by_the_answer_s_length(
+    original: AbstractAsyncContextManager[Call], ensemble: Talker
+) -> None:
+    """As the original does with max_tokens, and with all but the last three messages; `stop` is no bad word."""
+    turns = [{"role": role, "content": f"turn {at}"} for at in range(4) for role in ("user", "assistant")]
+    body = {**ASKED, "messages": [*turns, {"role": "user", "content": "And now?"}], "max_tokens": 2, "stop": ["lo"]}
+    async with original as call:
+        answer = (await call("POST", "/v1/chat/completions", body)).json()
+        assert answer["choices"][0]["message"]["content"] == "Hel"
+        assert answer["usage"]["prompt_tokens"] == 7  # as this Triton says; the original counts the last message
+    (said,) = ensemble.script.asked
+    assert all(f"turn {at}" in said["text_input"] for at in range(4))
+    assert said["max_tokens"] == 2
+    assert "lo" not in str(said.get("bad_words", ""))
+
+
+async def test_the_default_length(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
+    """The flag is dead in the original; here it is the answer's length where a request does not say."""
+    async with original as call:
+        body = {"model": "ensemble", "messages": QUESTION, "seed": 1, "presence_penalty": 0.5}
+        assert (await call("POST", "/v1/chat/completions", body)).status == 200
+    assert [said["max_tokens"] for said in ensemble.script.asked] == [32]
+
+
+async def test_what_the_original_drops_is_not_refused(triton: FakeTriton, tmp_path: Path, folder: Path) -> None:
+    """Its clients send fields that a model lacks; those about form and tools are refused all the same."""
+    model = talker("text", Script(["Hello"]), name="plain", without=("temperature",))
+    triton.add(model)
+    async with serving(triton, tmp_path / "home", "--tokenizer_dir", str(folder)) as call:
+        body = {**ASKED, "model": "plain", "seed": 1, "frequency_penalty": 1.0}
+        assert (await call("POST", "/v1/chat/completions", body)).status == 200
+        answer = await call("POST", "/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
+        assert answer.status == 400
+        assert answer.json()["error"]["param"] == "response_format"
+
+
+async def test_the_engine_s_context_is_a_bound(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
+    """A prompt that does not fit is refused with both numbers; the original cuts it in the middle of a word."""
+    long = [{"role": "user", "content": "東京 " * 2000}]
+    async with original as call:
+        answer = await call("POST", "/v1/chat/completions", {**ASKED, "messages": long})
+        assert answer.status == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "1024" in answer.json()["error"]["message"]
+    assert ensemble.script.asked == []

@@ -1,0 +1,531 @@
+"""Chat completions: what is asked for reaches the task, and its chunks come back in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import Overloaded, TooLong, UpstreamRefused
+from shoal.types import Chunk, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta, Usage
+from tests.surfaces.surface_kit import serve
+from tests.surfaces.talk_kit import TALKER, Talker, talking
+
+USER = {"role": "user", "content": "one two three"}
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {"type": "object"}}}
+PATHS = ["/v1/chat/completions", "/chat/completions", "/v1/chat/completions/", "/chat/completions/"]
+
+
+def ask(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": TALKER, "messages": list(messages or (USER,)), **fields}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer(path: str) -> None:
+    """All keys of OpenAI's answer, on every spelling of the path; the id is long and random, the time is now."""
+    server = talking()
+    answer = await server.call("POST", path, ask())
+    body = answer.json()
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["server-timing"].startswith("first;dur=")
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("created") > 1_700_000_000
+    assert set(body.pop("timings")) == {
+        *("prompt_n", "prompt_ms", "prompt_per_second"),
+        *("predicted_n", "predicted_ms", "predicted_per_second", "cache_n"),
+    }
+    assert body == {
+        "object": "chat.completion",
+        "model": TALKER,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "one two three", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": 3,
+            "total_tokens": 10,
+            "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 1,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        },
+    }
+
+
+async def test_ids_differ() -> None:
+    """At least 24 random characters, so that nobody meets one twice."""
+    server = talking()
+    ids = {(await server.call("POST", PATHS[0], ask())).json()["id"] for _ in range(20)}
+    assert len(ids) == 20
+    assert {len(each.removeprefix("chatcmpl-")) >= 24 for each in ids} == {True}
+
+
+@pytest.mark.parametrize("model", [None, "", TALKER, f"{TALKER}:latest"])
+async def test_the_default_model(model: str | None) -> None:
+    """A model need not be named; the answer tells which one it was."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], {"messages": [USER], "model": model})
+    assert (answer.json()["model"], server.talker.task.model, server.talker.task.adapter) == (TALKER, TALKER, "")
+
+
+async def test_adapters() -> None:
+    """MODEL:ADAPTER asks for a LoRA, and is what the answer says."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], ask(model=f"{TALKER}:loud"))
+    assert (answer.json()["model"], server.talker.task.model, server.talker.task.adapter) == (
+        f"{TALKER}:loud",
+        TALKER,
+        "loud",
+    )
+    answer = await server.call("POST", PATHS[0], ask(model=f"{TALKER}:quiet"))
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_that_embeds() -> None:
+    """It is known, and cannot do this."""
+    answer = await serve().call("POST", PATHS[0], {"model": "mini", "messages": [USER]})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+
+
+async def test_sampling_reaches_the_task() -> None:
+    """Every field, OpenAI's and vLLM's, under the name that it has in a task."""
+    same: dict[str, Any] = {
+        **{"temperature": 0.5, "top_p": 0.25, "seed": -5, "presence_penalty": -2, "frequency_penalty": 2},
+        **{"top_k": 40, "min_p": 0.125, "repetition_penalty": 1.5, "length_penalty": 0.5, "stop_token_ids": [7, 8]},
+        **{"min_tokens": 3, "ignore_eos": True, "skip_special_tokens": False, "bad_words": ["bad"]},
+    }
+    server = talking()
+    renamed = {"include_stop_str_in_output": True, "logit_bias": {"50256": -100, "7": 1.5}, "max_tokens": 9}
+    answer = await server.call("POST", PATHS[0], ask(stop=["a", "b", ""], logprobs=True, **same, **renamed))
+    assert answer.status == 200
+    assert server.talker.task.sampling == Sampling(
+        **same, stop=["a", "b"], logprobs=0, include_stop=True, logit_bias={50256: -100.0, 7: 1.5}, max_tokens=9
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_tokens": -1}, None),
+    ],
+)
+async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
+    """Of the two names the newer one wins; -1 is what other servers' clients send for no limit."""
+    server = talking()
+    await server.call("POST", PATHS[0], ask(**fields))
+    assert server.talker.task.sampling.max_tokens == most
+
+
+async def test_null_means_absent() -> None:
+    """Every optional field may be null, and then it is as if it were not there."""
+    server = talking()
+    await server.call("POST", PATHS[0], ask())
+    names = [
+        *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "stream", "stream_options", "response_format", "user", "top_k", "logprobs", "top_logprobs"),
+        *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "reasoning_effort", "metadata"),
+        *("store", "chat_template_kwargs", "continue_final_message", "add_generation_prompt", "guided_json"),
+        *("structured_outputs", "include_reasoning", "max_completion_tokens", "bad_words", "modalities"),
+    ]
+    answer = await server.call("POST", PATHS[0], ask(**dict.fromkeys(names)))
+    assert answer.status == 200
+    plain, nulls = ({**_fields(task), "raw": None} for task in server.talker.tasks)
+    assert plain == nulls
+
+
+def _fields(task: Any) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in task.__struct_fields__}
+
+
+async def test_messages() -> None:
+    """Roles, texts, parts, images, calls and their answers, reasoning, and functions as they were before tools."""
+    server = talking()
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
+    given: list[dict[str, Any]] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": [{"type": "text", "text": "be kind"}], "name": "boss"},
+        {"role": "user", "content": [{"type": "text", "text": "see"}, picture]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+        {"role": "assistant", "content": None, "function_call": {"name": "sub", "arguments": "{}"}},
+        {"role": "function", "name": "sub", "content": "4"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "reasoning": "well"},
+        {"role": "assistant", "content": None, "refusal": "never"},
+        {"role": "assistant"},
+        {"role": "user", "content": ""},
+    ]
+    answer = await server.call("POST", PATHS[0], ask(*given))
+    assert answer.status == 200
+    assert server.talker.task.messages == [
+        Message(role="developer", content="be brief"),
+        Message(role="system", content="be kind", name="boss"),
+        Message(role="user", content=[Part(text="see"), Part(type="image", url="data:image/png;base64,AA")]),
+        Message(
+            role="assistant",
+            tool_calls=[ToolCall(id="call_1", name="add", arguments='{"a":1}')],
+            reasoning="hm",
+        ),
+        Message(role="tool", content="3", tool_call_id="call_1"),
+        Message(role="assistant", tool_calls=[ToolCall(id="call_sub", name="sub", arguments="{}")]),
+        Message(role="function", content="4", name="sub", tool_call_id="call_sub"),
+        Message(role="assistant", content="no", reasoning="well"),
+        Message(role="assistant", content="never"),
+        Message(role="assistant", content=""),
+        Message(role="user", content=""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name"),
+    [
+        (None, "auto", ""),
+        ("auto", "auto", ""),
+        ("none", "none", ""),
+        ("required", "required", ""),
+        ({"type": "function", "function": {"name": "add"}}, "function", "add"),
+    ],
+)
+async def test_tools(choice: Any, mode: str, name: str) -> None:
+    """Functions with their schemas, and what must become of them."""
+    server = talking()
+    strict = {"type": "function", "function": {"name": "sub", "strict": True}}
+    await server.call("POST", PATHS[0], ask(tools=[ADD, strict], tool_choice=choice, parallel_tool_calls=False))
+    task = server.talker.task
+    assert task.tools == [
+        Tool(name="add", description="Adds", parameters={"type": "object"}),
+        Tool(name="sub", strict=True),
+    ]
+    assert (task.tool_choice, task.tool_name, task.parallel_tool_calls) == (mode, name, False)
+
+
+async def test_functions_of_old() -> None:
+    """`functions` are tools, and `function_call` chooses among them."""
+    server = talking()
+    fields = {"functions": [ADD["function"]], "function_call": {"name": "add"}}
+    await server.call("POST", PATHS[0], ask(**fields))
+    task = server.talker.task
+    assert ([tool.name for tool in task.tools], task.tool_choice, task.tool_name) == (["add"], "function", "add")
+
+
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guide(kind="json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
+            Guide(kind="json_schema", value='{"type":"object"}'),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<f"]}},
+            Guide(kind="structural_tag", value='{"type":"structural_tag","structures":[],"triggers":["<f"]}'),
+        ),
+        ({"guided_json": {"type": "array"}}, Guide(kind="json_schema", value='{"type":"array"}')),
+        ({"guided_json": '{"type": "array"}'}, Guide(kind="json_schema", value='{"type": "array"}')),
+        ({"guided_regex": "a+"}, Guide(kind="regex", value="a+")),
+        ({"guided_choice": ["a", "b"]}, Guide(kind="choice", value='["a","b"]')),
+        ({"guided_grammar": "root ::= x"}, Guide(kind="grammar", value="root ::= x")),
+        ({"structured_outputs": {"regex": "a+"}}, Guide(kind="regex", value="a+")),
+        ({"structured_outputs": {"json": {"a": 1}}}, Guide(kind="json_schema", value='{"a":1}')),
+        ({"structured_outputs": {"choice": ["a"]}}, Guide(kind="choice", value='["a"]')),
+        ({"structured_outputs": {"json_object": True}}, Guide(kind="json_object")),
+        ({"structured_outputs": {}}, None),
+    ],
+)
+async def test_guides(fields: dict[str, Any], guide: Guide | None) -> None:
+    """By each of their names; a schema stays as it was written."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], ask(**fields))
+    assert answer.status == 200
+    assert server.talker.task.sampling.guide == guide
+
+
+async def test_what_templates_are_told() -> None:
+    """Open WebUI's "continue", and the fields for templates."""
+    server = talking()
+    fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False}
+    await server.call("POST", PATHS[0], ask(continue_final_message=True, add_generation_prompt=False, **fields))
+    task = server.talker.task
+    assert task.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert (task.continue_final, task.add_generation_prompt, task.include_reasoning) == (True, False, False)
+    await server.call("POST", PATHS[0], ask(continue_final_message=True))
+    assert server.talker.task.add_generation_prompt is False
+
+
+async def test_the_body_goes_along(caplog: pytest.LogCaptureFixture) -> None:
+    """Backends that speak the dialect get the body byte for byte; unknown fields are kept, and logged once a name."""
+    server = talking()
+    body = orjson.dumps(ask(truncate_prompt_tokens=5, future={"deep": [1]}))
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        for _ in range(2):
+            await server.call("POST", PATHS[0], body=body)
+    task = server.talker.task
+    assert task.raw == ("openai.chat", body)
+    assert {name: bytes(raw) for name, raw in task.extras.items()} == {
+        "truncate_prompt_tokens": b"5",
+        "future": b'{"deep":[1]}',
+    }
+    assert caplog.text.count("future") == caplog.text.count("truncate_prompt_tokens") == 1
+
+
+async def test_several_choices() -> None:
+    """`n` answers, each with its index."""
+    server = talking()
+    choices = (await server.call("POST", PATHS[0], ask(n=3))).json()["choices"]
+    assert [each["index"] for each in choices] == [0, 1, 2]
+    assert server.talker.task.n == 3
+
+
+async def test_logprobs() -> None:
+    """The chosen token and the likeliest ones, with their bytes; what is all but impossible is -9999."""
+    tokens = [
+        TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="\ufffd", data=b"\xc3", logprob=float("-inf"))])
+    ]
+    server = talking(Talker(says=lambda task: [Chunk(text="é", logprobs=tokens), Chunk(finish_reason="stop")]))
+    answer = await server.call("POST", PATHS[0], ask(logprobs=True, top_logprobs=1))
+    assert server.talker.task.sampling.logprobs == 1
+    assert answer.json()["choices"][0]["logprobs"] == {
+        "content": [
+            {
+                "token": "é",
+                "logprob": -0.5,
+                "bytes": [195, 169],
+                "top_logprobs": [{"token": "\ufffd", "logprob": -9999.0, "bytes": [195]}],
+            }
+        ],
+        "refusal": None,
+    }
+
+
+CALLS = [
+    Chunk(reasoning="let me see"),
+    Chunk(tools=[ToolDelta(index=0, id="call_a", name="add", arguments="")]),
+    Chunk(tools=[ToolDelta(index=0, arguments='{"a":')]),
+    Chunk(tools=[ToolDelta(index=0, arguments="1}"), ToolDelta(index=1, id="call_b", name="sub", arguments="{}")]),
+    Chunk(finish_reason="tool_calls"),
+    Chunk(usage=Usage(prompt_tokens=1, completion_tokens=4)),
+]
+
+
+async def test_calls_of_tools() -> None:
+    """Fragments are put together; the content is null where there are only calls; reasoning stands beside it."""
+    server = talking(Talker(says=lambda task: CALLS))
+    choice = (await server.call("POST", PATHS[0], ask(tools=[ADD]))).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "let me see",
+        "tool_calls": [
+            {"id": "call_a", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
+            {"id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
+        ],
+    }
+
+
+async def test_calls_of_functions_of_old() -> None:
+    """Who asks in the old way is answered in it."""
+    server = talking(Talker(says=lambda task: CALLS))
+    choice = (await server.call("POST", PATHS[0], ask(functions=[ADD["function"]]))).json()["choices"][0]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
+    assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_that_were_left_out(stream: bool) -> None:
+    """The truncation policy of the operator is never silent."""
+    says = [Chunk(text="a", cut=3), Chunk(finish_reason="stop")]
+    answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+    assert answer.headers["x-shoal-prompt-cut"] == "3"
+    assert "x-shoal-prompt-cut" not in (await talking().call("POST", PATHS[0], ask(stream=stream))).headers
+
+
+BAD: list[tuple[dict[str, Any], str | None, str]] = [
+    (ask(messages=[]), "messages", ">= 1"),
+    (ask(messages=None), "messages", "got `null`"),
+    (ask(messages="hi"), "messages", "got `str`"),
+    ({"model": TALKER}, "messages", "Missing required field 'messages'"),
+    (ask({"role": "robot", "content": "a"}), "messages", "'messages[0].role' is invalid"),
+    (ask({"content": "a"}), "messages", "'messages[0].role'"),
+    (ask({"role": "user"}), "messages", "'messages[0].content' is missing"),
+    (ask({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}), "messages", "input_audio"),
+    (ask({"role": "user", "content": [{"type": "file", "file": {}}]}), "messages", "'file'"),
+    (ask({"role": "user", "content": [{"type": "text"}]}), "messages", "holds none"),
+    (ask({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}), "messages", "holds none"),
+    (ask(max_tokens=0), "max_tokens", "at least one"),
+    (ask(max_completion_tokens=0), "max_completion_tokens", "at least one"),
+    (ask(max_tokens=-2), "max_tokens", ">= -1"),
+    (ask(max_tokens=1.5), "max_tokens", "got `float`"),
+    (ask(temperature=2.1), "temperature", "<= 2"),
+    (ask(temperature=-0.1), "temperature", ">= 0"),
+    (ask(top_p=1.1), "top_p", "<= 1"),
+    (ask(presence_penalty=2.5), "presence_penalty", "<= 2"),
+    (ask(frequency_penalty=-2.5), "frequency_penalty", ">= -2"),
+    (ask(n=0), "n", ">= 1"),
+    (ask(n=129), "n", "<= 128"),
+    (ask(seed=2**63), "seed", "<= 9223372036854775807"),
+    (ask(stop=["a"] * 5), "stop", "<= 4"),
+    (ask(stop=7), "stop", "got `int`"),
+    (ask(top_logprobs=2), "top_logprobs", "needs 'logprobs'"),
+    (ask(logprobs=True, top_logprobs=21), "top_logprobs", "<= 20"),
+    (ask(logprobs=2), "logprobs", "got `int`"),
+    (ask(logit_bias={"7": 101}), "logit_bias", "-100 to 100"),
+    (ask(logit_bias={"seven": 1}), "logit_bias", "token ids"),
+    (ask(logit_bias=[1]), "logit_bias", "got `array`"),
+    (ask(logit_bias={str(each): 1 for each in range(4097)}), "logit_bias", "more than 4096"),
+    (ask(tools=[{"type": "web_search"}]), "tools", "'web_search'"),
+    (ask(tools=[{"type": "function"}]), "tools", "'tools[0].function'"),
+    (ask(tools=[{"type": "function", "function": {"name": ""}}]), "tools", ">= 1"),
+    (ask(tool_choice="required"), "tool_choice", "there are none"),
+    (ask(tools=[ADD], tool_choice="always"), "tool_choice", "'always'"),
+    (ask(tools=[ADD], tool_choice={"type": "allowed_tools"}), "tool_choice", "'allowed_tools'"),
+    (ask(tools=[ADD], tool_choice={"type": "function"}), "tool_choice", "'tool_choice.function'"),
+    (
+        ask(tools=[ADD], tool_choice={"type": "function", "function": {"name": "mul"}}),
+        "tool_choice",
+        "not among the tools",
+    ),
+    (ask(functions=[ADD["function"]], function_call={"name": "x"}), "function_call", "not among the tools"),
+    (ask(response_format={"type": "xml"}), "response_format", "'xml'"),
+    (ask(response_format={"type": "json_schema"}), "response_format", "schema' is missing"),
+    (ask(response_format={"type": "json_schema", "json_schema": {"name": "a"}}), "response_format", "is missing"),
+    (ask(response_format={"type": "json_schema", "json_schema": 7}), "response_format", "got `int`"),
+    (ask(guided_json="{"), "guided_json", "could not be read"),
+    (ask(guided_json="7"), "guided_json", "not an object"),
+    (ask(guided_json={}, guided_regex="a"), "guided_regex", "send one of them"),
+    (ask(structured_outputs={"regex": "a", "grammar": "b"}), "structured_outputs", "send one of them"),
+    (ask(continue_final_message=True, add_generation_prompt=True), "continue_final_message", "exclude each other"),
+    (ask(chat_template_kwargs=[1]), "chat_template_kwargs", "got `array`"),
+    (ask(stream="yes"), "stream", "got `str`"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD)
+async def test_bad_bodies(body: dict[str, Any], param: str | None, words: str) -> None:
+    """Each is a 400 that names the field, and no work."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], body)
+    error = answer.json()["error"]
+    assert answer.status == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert words in error["message"]
+    assert server.talker.tasks == []
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format", "chat_template_kwargs"])
+async def test_schemas_that_are_too_deep(field: str) -> None:
+    """Sixty-four levels are more than anybody means; a template or a grammar might not come back from more."""
+    deep: Any = {}
+    for _ in range(70):
+        deep = {"properties": deep}
+    fields: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": deep}},
+        "chat_template_kwargs": deep,
+    }
+    answer = await talking().call("POST", PATHS[0], ask(**{field: fields[field]}))
+    assert (answer.status, answer.json()["error"]["param"]) == (400, field)
+    assert "deeper than 64" in answer.json()["error"]["message"]
+
+
+async def test_large_bodies() -> None:
+    """A long conversation passes; one that is made of nothing but brackets, or of tools, does not."""
+    server = talking()
+    long = "word " * 100_000
+    assert (await server.call("POST", PATHS[0], ask({"role": "user", "content": long}, future=1))).status == 200
+    assert server.talker.task.messages == [Message(role="user", content=long)]
+    assert set(server.talker.task.extras) == {"future"}
+    many = ask(*[{"role": "user", "content": []}] * 120_000)
+    answer = await server.call("POST", PATHS[0], many)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
+    answer = await server.call("POST", PATHS[0], ask(metadata={"a": "x" * 1_100_000}))
+    assert (answer.status, "beside 'messages'" in answer.json()["error"]["message"]) == (400, True)
+
+
+async def test_what_an_upstream_says_is_passed_on() -> None:
+    """Its body byte for byte, and its refusals with status, body, type and time to come back."""
+    body = b'{"id":"x", "choices":[]}'
+    talker = Talker(says=lambda task: [Chunk(raw=("openai.chat", body), usage=Usage(completion_tokens=5))])
+    assert (await talking(talker).call("POST", PATHS[0], ask())).body == body
+    refusal = UpstreamRefused("no", status=429, body=b'{"error":{"message":"no"}}', retry_after=2.5)
+    answer = await talking(Talker(error=refusal)).call("POST", PATHS[0], ask())
+    assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, refusal.body, "3")
+    assert "x-should-retry" not in answer.headers
+    page = UpstreamRefused("bad gateway", status=502, body=b"<html>", content_type="text/html")
+    answer = await talking(Talker(error=page)).call("POST", PATHS[0], ask())
+    assert (answer.status, answer.headers["content-type"], answer.body) == (502, "text/html", b"<html>")
+    for silent in (UpstreamRefused("no", status=404), UpstreamRefused("no", status=302, body=b"x")):
+        answer = await talking(Talker(error=silent)).call("POST", PATHS[0], ask())
+        assert (answer.status, answer.json()["error"]["type"]) == (502, "upstream_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_before_the_first_token(stream: bool) -> None:
+    """They have a status of their own, streamed or not."""
+    for error, status, code in (
+        (TooLong("too long", param="messages"), 400, "context_length_exceeded"),
+        (Overloaded("later", retry_after=1.0), 429, "rate_limit_exceeded"),
+    ):
+        server = talking(Talker(error=error))
+        answer = await server.call("POST", PATHS[0], ask(stream=stream))
+        assert (answer.status, answer.json()["error"]["code"]) == (status, code)
+        assert server.talker.open == 0
+
+
+names = st.sampled_from(
+    ["messages", "role", "content", "type", "text", "tools", "function", "name", "stream", "n", "stop", "logit_bias"]
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+leaves |= st.sampled_from(["user", "assistant", "text", "image_url", "function", "json_schema"])
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=4), inner),
+    max_leaves=10,
+)
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]) | values, "content": st.text(max_size=8) | values},
+    optional={"tool_calls": values, "function_call": values},
+)
+fields = [
+    *("tools", "tool_choice", "response_format", "logit_bias", "stop", "n", "max_tokens", "stream", "stream_options"),
+    *("functions", "guided_json", "structured_outputs", "chat_template_kwargs", "logprobs", "temperature"),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    body=st.fixed_dictionaries(
+        {"messages": st.lists(message, max_size=3) | values}, optional=dict.fromkeys(fields, values)
+    )
+)
+def test_any_json(body: Any) -> None:
+    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
+    sent = json.dumps(body).encode()  # which writes any number, unlike quicker ones
+    answer = asyncio.run(talking().call("POST", PATHS[0], body=sent))
+    assert answer.status in (200, 400)
+    if answer.status == 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,197 @@
+"""Legacy completions: prompts of every form, and what only they can do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.types import Chunk, Sampling, TokenLogprob, Usage
+from tests.surfaces.talk_kit import TALKER, Talker, data_of, talking
+
+PATHS = ["/v1/completions", "/completions", "/v1/completions/", "/completions/"]
+
+
+def ask(prompt: Any = "one two", **fields: Any) -> dict[str, Any]:
+    return {"model": TALKER, "prompt": prompt, **fields}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer(path: str) -> None:
+    """All keys of OpenAI's answer, on every spelling of the path."""
+    body = (await talking().call("POST", path, ask())).json()
+    assert body.pop("id").startswith("cmpl-")
+    assert body.pop("created") > 1_700_000_000
+    assert body.pop("timings")["predicted_n"] == 2
+    assert body.pop("usage")["total_tokens"] == 9
+    choice = {"text": "one two", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    assert body == {"object": "text_completion", "model": TALKER, "choices": [choice]}
+
+
+@pytest.mark.parametrize(
+    ("given_prompt", "prompts"),
+    [
+        ("ab", ["ab"]),
+        ("", [""]),
+        (["ab", "cd"], ["ab", "cd"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+async def test_all_forms_of_prompts(given_prompt: Any, prompts: list[Any]) -> None:
+    """A text, texts, token ids and lists of token ids."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], ask(given_prompt))
+    assert server.talker.task.prompts == prompts
+    assert [each["index"] for each in answer.json()["choices"]] == list(range(len(prompts)))
+
+
+async def test_choices_are_numbered_prompt_by_prompt() -> None:
+    """Two prompts with two answers each are four choices."""
+    choices = (await talking().call("POST", PATHS[0], ask(["a", "b"], n=2))).json()["choices"]
+    assert [(each["index"], each["text"]) for each in choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 3}, 3), ({"max_tokens": 0}, 0), ({"max_tokens": -1}, None)],
+)
+async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
+    """Sixteen unless the request says otherwise; none at all is how a prompt alone is scored."""
+    server = talking()
+    await server.call("POST", PATHS[0], ask(**fields))
+    assert server.talker.task.sampling.max_tokens == most
+
+
+async def test_fields_reach_the_task() -> None:
+    """And the body with them, byte for byte."""
+    server = talking()
+    body = orjson.dumps(ask(echo=True, best_of=4, n=2, logprobs=3, seed=1, top_k=0, use_beam_search=False))
+    await server.call("POST", PATHS[0], body=body)
+    task = server.talker.task
+    assert (task.echo, task.best_of, task.n, task.raw) == (True, 4, 2, ("openai.completions", body))
+    assert task.sampling == Sampling(max_tokens=16, logprobs=3, seed=1, top_k=-1)
+    assert set(task.extras) == {"use_beam_search"}
+
+
+async def test_logprobs() -> None:
+    """In the legacy shape: lists side by side, the chosen token among the likeliest, offsets in characters."""
+    tokens = [
+        TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="e", logprob=-0.25)]),
+        TokenLogprob(token=" b", logprob=float("-inf")),
+    ]
+    says = [Chunk(text="é b", logprobs=tokens), Chunk(finish_reason="length")]
+    server = talking(Talker(says=lambda task: says))
+    choice = (await server.call("POST", PATHS[0], ask(logprobs=1))).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"] == {
+        "tokens": ["é", " b"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"e": -0.25, "é": -0.5}, {" b": -9999.0}],
+        "text_offset": [0, 1],
+    }
+
+
+async def test_a_stream() -> None:
+    """Texts, then the reason, then [DONE]; offsets go on from event to event."""
+    answer = await talking().call("POST", PATHS[0], ask("ab cd", stream=True, logprobs=0))
+    *events, done = data_of(answer.body)
+    assert done == "[DONE]"
+    assert {each["object"] for each in events} == {"text_completion"}
+    choices = [each["choices"][0] for each in events]
+    assert [each["text"] for each in choices] == ["ab", " cd", ""]
+    assert [each["finish_reason"] for each in choices] == [None, None, "stop"]
+    assert [each["logprobs"] and each["logprobs"]["text_offset"] for each in choices] == [[0], [2], None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"), [({"best_of": 1}, 200), ({"best_of": 2, "n": 2}, 200), ({"best_of": 2}, 400)]
+)
+async def test_best_of_in_streams(fields: dict[str, Any], status: int) -> None:
+    """Where there is something to choose, the best shows at the end alone; clients send 1 without meaning it."""
+    assert (await talking().call("POST", PATHS[0], ask(stream=True, **fields))).status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (ask(None), "prompt", "got `null`"),
+        ({"model": TALKER}, "prompt", "Missing required field 'prompt'"),
+        (ask([]), "prompt", "empty list"),
+        (ask([[1], []]), "prompt", "'prompt[1]'"),
+        (ask(["a", 1]), "prompt", "mixes"),
+        (ask([1, [1]]), "prompt", "mixes"),
+        (ask([-1]), "prompt", ">= 0"),
+        (ask([1.5]), "prompt", "got `float`"),
+        (ask(["a"] * 2049), "prompt", "more than 2048"),
+        (ask(["a"] * 100, n=100), "n", "too much"),
+        (ask(suffix="end"), "suffix", "'suffix' is not supported"),
+        (ask(logprobs=6), "logprobs", "<= 5"),
+        (ask(logprobs=True), "logprobs", "got `bool`"),
+        (ask(best_of=21), "best_of", "<= 20"),
+        (ask(best_of=1, n=2), "best_of", "cannot be less"),
+        (ask(echo="yes"), "echo", "got `str`"),
+    ],
+)
+async def test_bad_bodies(body: dict[str, Any], param: str, words: str) -> None:
+    """Each is a 400 that names the field, and no work."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], body)
+    error = answer.json()["error"]
+    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"]
+    assert server.talker.tasks == []
+
+
+@pytest.mark.parametrize("suffix", [None, ""])
+async def test_an_empty_suffix_says_nothing(suffix: Any) -> None:
+    """Clients send it without meaning it."""
+    assert (await talking().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
+
+
+async def test_long_prompts() -> None:
+    """Large bodies are decoded in turns: texts, ids, and too many of either."""
+    server = talking()
+    texts = ["x" * 100_000, "y"]
+    assert (await server.call("POST", PATHS[0], ask(texts, future=1))).status == 200
+    assert (server.talker.task.prompts, set(server.talker.task.extras)) == (texts, {"future"})
+    ids = list(range(30_000))
+    assert (await server.call("POST", PATHS[0], ask(ids))).status == 200
+    assert server.talker.task.prompts == [ids]
+    answer = await server.call("POST", PATHS[0], ask(["a" * 50] * 3000))
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "array_above_max_length")
+
+
+async def test_reasoning_is_text_here() -> None:
+    """There is no field for it, and nothing may be lost."""
+    says = [Chunk(reasoning="hm "), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
+    for stream in (False, True):
+        answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+        if stream:
+            text = "".join(each["choices"][0]["text"] for each in data_of(answer.body)[:-1])
+        else:
+            text = answer.json()["choices"][0]["text"]
+        assert text == "hm yes"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+names = ["echo", "best_of", "logprobs", "suffix", "n", "stream", "max_tokens", "stop", "logit_bias", "response_format"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(body=st.fixed_dictionaries({"prompt": values}, optional=dict.fromkeys(names, values)))
+def test_any_json(body: Any) -> None:
+    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
+    answer = asyncio.run(talking().call("POST", PATHS[0], body=json.dumps(body).encode()))
+    assert answer.status in (200, 400)
+    if answer.status == 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,263 @@
+"""Ollama's routes about models and embeddings: what there is under its names, and how it comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from shoal.core.lifecycle import Entry
+from shoal.errors import SourceError
+from shoal.surfaces import _ollama_models
+from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
+from tests.surfaces.ollama_kit import Heard, lines, talking
+from tests.surfaces.surface_kit import MODEL, serve
+
+
+class TestEmbeddings:
+    async def test_texts(self) -> None:
+        """One vector an input, in order."""
+        server = serve()
+        body = {"model": "mini:latest", "input": ["a", "bc"], "dimensions": 4, "truncate": False, "keep_alive": "5m"}
+        answer = await server.call("POST", "/api/embed", body)
+        found = answer.json()
+        assert found["embeddings"] == [[0.5, 24.25, 12.125, -0.5], [1.0, 24.5, 24.625, -0.5]]
+        assert (found["model"], found["prompt_eval_count"], found["load_duration"]) == ("mini:latest", 3, 0)
+        assert found["total_duration"] > 0
+        assert "x-shoal-batch-size" in answer.headers
+        (task,) = server.runner.tasks
+        assert (task.dimensions, task.truncate, task.normalize) == (4, False, True)
+
+    async def test_one_text(self) -> None:
+        """As a list of one."""
+        assert len((await serve().call("POST", "/api/embed", {"model": MODEL, "input": "a"})).json()["embeddings"]) == 1
+
+    async def test_the_older_route(self) -> None:
+        """One vector, as the model gives it."""
+        server = serve()
+        answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": "a"})
+        assert answer.json() == {"embedding": [0.5, 24.25, 12.125, -0.5]}
+        assert [task.normalize for task in server.runner.tasks] == [False]
+
+    @pytest.mark.parametrize("empty", ["", []])
+    async def test_nothing_is_embedded(self, empty: Any) -> None:
+        """Then the model is asked for, and nothing more."""
+        server = serve()
+        found = (await server.call("POST", "/api/embed", {"model": MODEL, "input": empty})).json()
+        assert (found["embeddings"], found["prompt_eval_count"]) == ([], 0)
+        answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": ""})
+        assert answer.json() == {"embedding": []}
+        assert server.runner.tasks == []
+
+    async def test_too_many(self) -> None:
+        """As everywhere."""
+        answer = await serve(max_inputs=2).call("POST", "/api/embed", {"model": MODEL, "input": ["a", "b", "c"]})
+        assert answer.status == 400
+        assert "2 entries" in answer.json()["error"]
+
+    async def test_adapters_do_not_embed(self) -> None:
+        """There is no such vector."""
+        server, _ = talking()
+        answer = await server.call("POST", "/api/embed", {"model": f"{MODEL}:loud", "input": "a"})
+        assert answer.status == 404
+
+
+class TestModels:
+    async def test_tags(self) -> None:
+        """Every served model and adapter, named as Ollama does."""
+        server, _ = talking()
+        first, second = (await server.call("GET", "/api/tags")).json()["models"]
+        assert (first["name"], first["model"]) == (f"{MODEL}:latest", f"{MODEL}:latest")
+        assert second["model"] == f"{MODEL}:loud"
+        assert first["modified_at"] == "2023-11-14T22:13:20.000000000Z"
+        assert re.fullmatch("[0-9a-f]{64}", first["digest"])
+        assert first["digest"] != second["digest"]
+        assert first["details"] == {
+            "parent_model": "",
+            "format": "genai",
+            "family": "llama",
+            "families": ["llama"],
+            "parameter_size": "7.6B",
+            "quantization_level": "INT4",
+        }
+        assert first["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+
+    async def test_what_lies_on_disk_is_listed_for_who_may_load_it(self) -> None:
+        """Others could do nothing with it."""
+        entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local", size=7)]
+        async with living(Scripted(listed=entries), admin_key=("secret",), api_key=("key",)) as life:
+            for key, names in (("secret", [f"{MODEL}:latest", f"{OTHER}:latest"]), ("key", [f"{MODEL}:latest"])):
+                answer = await life.call("GET", "/api/tags", headers={"authorization": f"Bearer {key}"})
+                assert [each["name"] for each in answer.json()["models"]] == names
+
+    async def test_ps(self) -> None:
+        """The loaded ones."""
+        entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
+        async with living(Scripted(listed=entries)) as life:
+            (only,) = (await life.call("GET", "/api/ps")).json()["models"]
+        assert (only["model"], only["size_vram"], only["context_length"]) == (f"{MODEL}:latest", 0, 0)
+        assert only["expires_at"] == _ollama_models.FOREVER
+        server, _ = talking()
+        assert (await server.call("GET", "/api/ps")).json()["models"][0]["context_length"] == 4096
+
+    @pytest.mark.parametrize("name", ["mini", f"{MODEL}:latest", f"{MODEL}:loud"])
+    @pytest.mark.parametrize("field", ["model", "name"])
+    async def test_show(self, name: str, field: str) -> None:
+        """By any of its names."""
+        server, _ = talking()
+        found = (await server.call("POST", "/api/show", {field: name})).json()
+        assert found["model_info"] == {
+            "general.architecture": "llama",
+            "general.basename": MODEL,
+            "general.parameter_count": 7_600_000_000,
+            "llama.context_length": 4096,
+            "llama.embedding_length": 4,
+        }
+        assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+        assert (found["template"], found["parameters"]) == ("", "")
+
+    async def test_show_of_little_known(self) -> None:
+        """What is not known is empty, and there is always an architecture to ask by."""
+        entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local", created=1)]
+        async with living(Scripted(listed=entries)) as life:
+            found = (await life.call("POST", "/api/show", {"model": OTHER})).json()
+            assert found["model_info"]["general.architecture"] == "unknown"
+            assert (found["capabilities"], found["details"]["family"]) == ([], "")
+            assert (await life.call("POST", "/api/show", {"model": "a/b"})).status == 404
+
+    @pytest.mark.parametrize(
+        ("parameters", "size"), [(0, ""), (22_700_000, "22.7M"), (7_600_000_000, "7.6B"), (1_000_000_000, "1.0B")]
+    )
+    def test_sizes(self, parameters: int, size: str) -> None:
+        """As Ollama writes them."""
+        assert _ollama_models._billions(parameters) == size
+
+    async def test_version(self) -> None:
+        """A number that clients compare, and Shoal's own."""
+        found = (await serve().call("GET", "/api/version")).json()
+        assert set(found) == {"version", "shoal"}
+        assert [int(part) for part in found["version"].split(".")] >= [0, 12, 0]
+
+
+async def ended(life: Living) -> None:
+    for job in life.lifecycle.jobs():
+        await job.over.wait()
+
+
+class TestLife:
+    async def test_pull(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Line by line; then the model can be asked, by the name that it was pulled by."""
+        monkeypatch.setattr(_ollama_models, "_LOOK_S", 0.001)
+        loader = Scripted(hold=asyncio.Event())
+        async with living(loader) as life:
+            exchange = Heard({"model": f"hf.co/{OTHER}:latest"}, b"downloading")
+            pulling = asyncio.create_task(exchange.call(life.server, "/api/pull"))
+            await exchange.heard.wait()
+            assert loader.hold is not None
+            loader.hold.set()
+            await pulling
+            first, *stages, last = lines(exchange.answer())
+            assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
+            download = stages[0]
+            assert (download["status"], download["completed"], download["total"]) == ("downloading model.onnx", 30, 120)
+            assert re.fullmatch("sha256:[0-9a-f]{64}", download["digest"])
+            assert len({(each["status"], each.get("completed")) for each in stages}) == len(stages)
+            answer = await life.call("POST", "/api/embed", {"model": OTHER, "input": "a"})
+            assert answer.status == 200
+
+    async def test_pull_in_one_piece(self) -> None:
+        """One word at the end; a second time there is nothing to do."""
+        async with living() as life:
+            for _ in range(2):
+                answer = await life.manage("POST", "/api/pull", {"name": OTHER, "stream": False})
+                assert (answer.status, answer.json()) == (200, {"status": "success"})
+
+    async def test_a_pull_that_fails(self) -> None:
+        """The last line, or the status, says why."""
+        async with living(Scripted(error=SourceError("no such model"))) as life:
+            found = lines(await life.manage("POST", "/api/pull", {"model": OTHER}))
+            assert found[-1] == {"error": "no such model"}
+            answer = await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})
+            assert (answer.status, answer.json()) == (500, {"error": "no such model"})
+
+    async def test_a_client_that_leaves_leaves_the_pull(self) -> None:
+        """Others may wait for it, too."""
+        loader = Scripted(hold=asyncio.Event())
+        async with living(loader) as life:
+            exchange = Heard({"model": OTHER}, b"downloading")
+            task = asyncio.create_task(exchange.call(life.server, "/api/pull"))
+            await exchange.heard.wait()
+            exchange.leave()
+            await task
+            assert loader.hold is not None
+            loader.hold.set()
+            await ended(life)
+            assert ("open", OTHER) in loader.touched
+
+    @pytest.mark.parametrize("name", ["", "..", "org/name:7b", "a/b/c"])
+    async def test_names_that_cannot_be_pulled(self, name: str) -> None:
+        """Refused, and nothing is touched."""
+        async with living() as life:
+            assert (await life.manage("POST", "/api/pull", {"model": name, "stream": False})).status == 400
+            assert (await life.manage("DELETE", "/api/delete", {"model": name})).status == 400
+            assert life.loader.touched == []
+
+    async def test_delete(self) -> None:
+        """Nothing comes back; what is not there is not found, and what others made stays."""
+        async with living() as life:
+            answer = await life.manage("DELETE", "/api/delete", {"model": f"{MODEL}:latest"})
+            assert (answer.status, answer.body) == (200, b"")
+            assert life.loader.touched[-1] == ("remove", MODEL)
+            answer = await life.manage("DELETE", "/api/delete", {"model": "org/name"})
+            assert answer.status == 404
+            assert answer.json()["error"].startswith("model 'org/name' not found")
+            assert (await life.manage("DELETE", "/api/delete", {"model": FOREIGN})).status == 403
+
+    @pytest.mark.parametrize(
+        ("method", "path"), [("POST", "/api/pull"), ("DELETE", "/api/delete"), ("POST", "/api/generate")]
+    )
+    async def test_changes_ask_for_the_right(self, method: str, path: str) -> None:
+        """Also the unloading by a request that a user may send."""
+        async with living(api_key=("key",), admin_key=("secret",)) as life:
+            body = {"model": MODEL, "keep_alive": 0}
+            answer = await life.call(method, path, body, headers={"authorization": "Bearer key"})
+            assert answer.status == 403
+            assert set(answer.json()) == {"error"}
+
+    @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
+    @pytest.mark.parametrize("nothing", [0, 0.0, "0", "0s"])
+    async def test_loading_and_unloading(self, path: str, field: str, nothing: Any) -> None:
+        """Nothing to answer is a wish to load, and with keep_alive 0 to unload, until it is asked for again."""
+        async with living() as life:
+            found = (await life.manage("POST", path, {"model": MODEL, "keep_alive": "5m"})).json()
+            assert (found["done"], found["done_reason"], field in found) == (True, "load", True)
+            assert life.loader.touched == []
+            found = (await life.manage("POST", path, {"model": MODEL, "keep_alive": nothing})).json()
+            assert (found["done"], found["done_reason"], field in found) == (True, "unload", True)
+            found = (await life.manage("POST", path, {"model": MODEL})).json()
+            assert found["done_reason"] == "load"
+            assert life.loader.touched == [(step, MODEL) for step in ("close", "fetch", "open")]
+
+    async def test_a_model_that_is_not_up_is_not_loaded(self) -> None:
+        """Its state is told."""
+        loader = Scripted(hold=asyncio.Event())
+        async with living(loader) as life:
+            life.lifecycle.load(OTHER)
+            await loader.begun.wait()
+            answer = await life.manage("POST", "/api/generate", {"model": OTHER})
+            assert answer.status == 503
+            assert "loading" in answer.json()["error"]
+
+    async def test_what_lies_on_disk_is_loaded_when_it_is_asked(self) -> None:
+        """By who may load models; to others it is not there."""
+        entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
+        async with living(Scripted(listed=entries), admin_key=("secret",)) as life:
+            body = {"model": f"{OTHER}:latest", "input": "a"}
+            answer = await life.call("POST", "/api/embed", body)
+            assert answer.status == 404
+            assert "on disk and not loaded" in answer.json()["error"]
+            answer = await life.call("POST", "/api/embed", body, headers={"authorization": "Bearer secret"})
+            assert (answer.status, len(answer.json()["embeddings"])) == (200, 1)
+            assert (await life.call("POST", "/api/embed", body)).status == 200

@@ -1,0 +1,409 @@
+"""Streams of chat completions: the rules of server-sent events, event by event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from shoal.core.protocols import GenerationReport, Observer
+from shoal.errors import EngineFailed, UpstreamRefused
+from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
+from tests.surfaces.surface_kit import Answer, request_scope
+from tests.surfaces.talk_kit import TALKER, Heard, Talker, data_of, talking, turns
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = [{"role": "user", "content": "one two three"}]
+USAGE = Chunk(usage=Usage(prompt_tokens=3, completion_tokens=2))
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES, "stream": True},
+    TEXT: {"prompt": "one two three", "stream": True},
+    RESPONSES: {"input": "one two three", "stream": True},
+}
+
+
+async def streamed(talker: Talker | None = None, **fields: Any) -> Answer:
+    return await talking(talker).call("POST", CHAT, {**BODIES[CHAT], **fields})
+
+
+def choices(answer: Answer) -> list[dict[str, Any]]:
+    return [event["choices"][0] for event in data_of(answer.body)[:-1] if event["choices"]]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_headers(path: str) -> None:
+    """Those that keep proxies from caching, changing and holding back; no length."""
+    answer = await talking().call("POST", path, BODIES[path])
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache, no-transform"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in answer.headers
+
+
+async def test_streaming_is_asked_for_in_the_body() -> None:
+    """OpenAI's clients accept JSON alone and want a stream all the same."""
+    server = talking()
+    answer = await server.call("POST", CHAT, BODIES[CHAT], headers={"accept": "application/json"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    answer = await server.call("POST", CHAT, {"messages": MESSAGES}, headers={"accept": "text/event-stream"})
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_the_order_of_events() -> None:
+    """Role, pieces, one event with the reason, [DONE]; ids, times and names are the same in all of them."""
+    answer = await streamed()
+    *events, done = data_of(answer.body)
+    assert done == "[DONE]"
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert len({(each["id"], each["created"], each["model"], each["object"]) for each in events}) == 1
+    assert events[0]["object"] == "chat.completion.chunk"
+    assert [each["delta"] for each in choices(answer)] == [
+        {"role": "assistant", "content": ""},
+        {"content": "one"},
+        {"content": " two"},
+        {"content": " three"},
+        {},
+    ]
+    assert [each["finish_reason"] for each in choices(answer)] == [None, None, None, None, "stop"]
+    assert all(each["logprobs"] is None for each in choices(answer))
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
+async def test_without_usage(options: Any) -> None:
+    """No event has a usage, and none has empty choices: clients break on those. The last one has the timings."""
+    *events, _ = data_of((await streamed(stream_options=options)).body)
+    assert all(len(each["choices"]) == 1 and "usage" not in each for each in events)
+    assert [("timings" in each) for each in events] == [False] * 4 + [True]
+    assert events[-1]["timings"]["predicted_n"] == 3
+
+
+async def test_with_usage() -> None:
+    """null everywhere, and once in full beside empty choices, after the reasons and before [DONE]."""
+    *events, last, _ = data_of((await streamed(stream_options={"include_usage": True}, n=2)).body)
+    assert all(each["usage"] is None and len(each["choices"]) == 1 for each in events)
+    assert last["choices"] == []
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"], last["usage"]["total_tokens"]) == (
+        7,
+        6,
+        13,
+    )
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert (last["timings"]["prompt_n"], last["timings"]["cache_n"]) == (5, 2)
+
+
+async def test_options_without_a_stream() -> None:
+    """They are passed over: gateways before us leave them in."""
+    answer = await talking().call("POST", CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}})
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+
+
+async def test_several_choices() -> None:
+    """They come in turns; each has its own role, in its first event, and its own reason, in its last."""
+    answer = await streamed(n=3)
+    for index in range(3):
+        own = [each for each in choices(answer) if each["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [each["finish_reason"] for each in own] == [None, None, None, None, "stop"]
+        assert "".join(each["delta"].get("content", "") for each in own) == "one two three"
+    assert [each["index"] for each in choices(answer)[:4]] == [0, 0, 1, 1]
+
+
+async def test_calls_of_tools() -> None:
+    """The index is in every fragment; id, type and name in the first of each call alone."""
+    says = [
+        Chunk(tools=[ToolDelta(index=0, id="call_a", name="add")]),
+        Chunk(tools=[ToolDelta(index=0, arguments='{"a":')]),
+        Chunk(tools=[ToolDelta(index=0, arguments="1}"), ToolDelta(index=1, id="call_b", name="sub", arguments="{}")]),
+        Chunk(finish_reason="tool_calls"),
+        USAGE,
+    ]
+    answer = await streamed(Talker(says=lambda task: says))
+    assert [each["delta"].get("tool_calls") for each in choices(answer)[1:]] == [
+        [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}],
+        [{"index": 0, "function": {"arguments": '{"a":'}}],
+        [
+            {"index": 0, "function": {"arguments": "1}"}},
+            {"index": 1, "id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
+        ],
+        None,
+    ]
+    assert choices(answer)[-1]["finish_reason"] == "tool_calls"
+    function = {"name": "add"}
+    answer = await streamed(Talker(says=lambda task: says), functions=[function])
+    assert [each["delta"].get("function_call") for each in choices(answer)[1:]] == [
+        {"name": "add", "arguments": ""},
+        {"arguments": '{"a":'},
+        {"arguments": "1}"},
+        None,
+    ]
+    assert choices(answer)[-1]["finish_reason"] == "function_call"
+
+
+async def test_reasoning_and_logprobs() -> None:
+    """Thoughts are no content; tokens are told with the text that they became, or alone while it is kept back."""
+    says = [Chunk(reasoning="hm"), Chunk(reasoning="so", text="yes"), Chunk(finish_reason="length"), USAGE]
+    answer = await streamed(Talker(says=lambda task: says))
+    assert [each["delta"] for each in choices(answer)[1:]] == [
+        {"reasoning_content": "hm"},
+        {"reasoning_content": "so"},
+        {"content": "yes"},
+        {},
+    ]
+    assert choices(answer)[-1]["finish_reason"] == "length"
+    answer = await streamed(logprobs=True, top_logprobs=1)
+    told = [each["logprobs"]["content"][0]["token"] for each in choices(answer) if each["logprobs"]]
+    assert told == ["one", " two", " three"]
+    kept = [Chunk(logprobs=[TokenLogprob(token="a", logprob=0.0)]), Chunk(finish_reason="stop")]
+    event = choices(await streamed(Talker(says=lambda task: kept), logprobs=True))[1]
+    assert (event["delta"], len(event["logprobs"]["content"])) == ({"content": ""}, 1)
+
+
+async def test_texts_that_are_hard_to_frame() -> None:
+    """Every event is one line, whatever the model says."""
+    text = 'a\nb\r\n\n"data: [DONE]"\u2028\u2029\x00 é \U0001f41f'
+    says = [Chunk(text="x"), Chunk(text=text), Chunk(finish_reason="stop")]
+    answer = await streamed(Talker(says=lambda task: says))
+    assert choices(answer)[2]["delta"]["content"] == text
+    assert answer.body.count(b"\n\n") == 5
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("fail_after", [1, 3])
+async def test_errors_in_mid_stream(path: str, fail_after: int) -> None:
+    """An event with the error and without choices, which clients raise, then the end as ever; nothing stays open."""
+    server = talking(Talker(error=EngineFailed("the GPU fell off"), fail_after=fail_after))
+    answer = await server.call("POST", path, BODIES[path])
+    *_, error, done = data_of(answer.body)
+    assert (answer.status, done) == (200, "[DONE]")
+    assert error == {"error": {"message": "the GPU fell off", "type": "server_error", "param": None, "code": None}}
+    assert server.talker.open == 0
+
+
+async def test_errors_after_the_reason() -> None:
+    """What was already said stays said."""
+    says = [Chunk(text="a"), Chunk(finish_reason="stop")]
+    answer = await streamed(Talker(says=lambda task: says, error=EngineFailed("late"), fail_after=2))
+    *_, finish, error, _ = data_of(answer.body)
+    assert (finish["choices"][0]["finish_reason"], error["error"]["message"]) == ("stop", "late")
+
+
+async def test_refusals_of_an_upstream_in_mid_stream() -> None:
+    """Its own error object where it sent one, else the message in ours."""
+    own = UpstreamRefused("no", status=400, body=b'{"error":{"message":"too\\nlong","code":"x"}}')
+    *_, error, _ = data_of((await streamed(Talker(error=own, fail_after=1))).body)
+    assert error == {"error": {"message": "too\nlong", "code": "x"}}
+    for body in (b"<html>", b'{"detail":1}', b'{"error":"text"}'):
+        page = UpstreamRefused("bad gateway", status=502, body=body)
+        *_, error, _ = data_of((await streamed(Talker(error=page, fail_after=1))).body)
+        assert (error["error"]["message"], error["error"]["type"]) == ("bad gateway", "upstream_error")
+
+
+async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has all of it under the request's id, the client the id alone."""
+    answer = await streamed(Talker(error=ZeroDivisionError("secret"), fail_after=2))
+    *_, error, _ = data_of(answer.body)
+    assert answer.headers["x-request-id"] in error["error"]["message"]
+    assert b"secret" not in answer.body
+    assert "ZeroDivisionError" in caplog.text
+    assert answer.headers["x-request-id"] in caplog.text
+
+
+RAW = [b'data: {"choices": [ {"delta": {}} ]}\n\n', b'data: {"choices":[]}\n\ndata: [DONE]\n\n']
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_events_of_an_upstream_are_passed_on(ends: bool) -> None:
+    """Byte for byte, its [DONE] with them; one that sends none is given one."""
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
+    pieces = RAW if ends else RAW[:1]
+    says = [*(Chunk(raw=("openai.chat", piece)) for piece in pieces[:-1])]
+    says.append(Chunk(raw=("openai.chat", pieces[-1]), usage=usage))
+    answer = await streamed(Talker(says=lambda task: says))
+    assert answer.body == b"".join(pieces) + (b"" if ends else b"data: [DONE]\n\n")
+
+
+async def test_headers_wait_for_the_first_token() -> None:
+    """Nothing is sent before it, so that a failure before it has a status of its own."""
+    release = asyncio.Event()
+    server = talking(Talker(waits={0: release}))
+    exchange, task = server.open(CHAT, BODIES[CHAT])
+    await server.talker.begun.wait()
+    await turns()
+    assert exchange.messages == []
+    release.set()
+    await task
+    assert exchange.answer().status == 200
+
+
+async def test_heartbeats() -> None:
+    """Comments between whole events while the model is silent: the first opens the stream."""
+    release, more = asyncio.Event(), asyncio.Event()
+    server = talking(Talker(waits={0: release, 1: more}), heartbeat_s=0.002)
+    exchange, task = server.open(CHAT, BODIES[CHAT])
+    await exchange.until(lambda sent: len(sent) == 4)
+    assert exchange.messages[0]["status"] == 200
+    assert {each["body"] for each in exchange.messages[1:]} == {b": ping\n\n"}
+    release.set()
+    await exchange.until(lambda sent: b"one" in sent[-1]["body"])
+    more.set()
+    await task
+    answer = exchange.answer()
+    assert answer.body.startswith(b": ping\n\n")
+    assert choices(answer)[-1]["finish_reason"] == "stop"
+
+
+async def test_errors_after_a_heartbeat() -> None:
+    """The status is out, so they are told in the stream."""
+    release = asyncio.Event()
+    server = talking(Talker(waits={0: release}, error=EngineFailed("gone")), heartbeat_s=0.002)
+    exchange, task = server.open(CHAT, BODIES[CHAT])
+    await exchange.until(bool)
+    release.set()
+    await task
+    *_, error, done = data_of(exchange.answer().body)
+    assert (error["error"]["message"], done) == ("gone", "[DONE]")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first token or in the middle, streamed or not: the model's work ends, no task stays behind, and the
+    log has 499."""
+    before = asyncio.all_tasks()
+    server = talking(Talker(waits={at: asyncio.Event()}))
+    with caplog.at_level(logging.INFO, logger="shoal.access"):
+        exchange, task = server.open(path, {**BODIES[path], "stream": stream})
+        await server.talker.waiting.wait()
+        exchange.leave()
+        async with asyncio.timeout(1):
+            await task
+    await turns()
+    assert server.talker.open == 0
+    if stream and at:
+        assert all(each.get("more_body", True) for each in exchange.messages), "the stream has an end"
+    assert asyncio.all_tasks() == before
+    (record,) = [record for record in caplog.records if record.name == "shoal.access"]
+    assert record.__dict__["status"] == 499
+
+
+async def test_a_server_that_stops() -> None:
+    """A request that is cancelled from outside closes its stream too."""
+    server = talking(Talker(waits={1: asyncio.Event()}))
+    exchange, task = server.open(CHAT, BODIES[CHAT])
+    await exchange.until(lambda sent: len(sent) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.talker.open == 0
+
+
+async def test_a_head_that_cannot_be_sent() -> None:
+    """Whoever leaves before the first byte of a stream leaves nothing open either."""
+    server = talking(Talker(waits={1: asyncio.Event()}))
+    exchange = Heard([orjson.dumps(BODIES[CHAT])])
+
+    async def gone(message: dict[str, Any]) -> None:
+        raise asyncio.CancelledError
+
+    scope = request_scope("POST", CHAT, {"content-type": "application/json"})
+    with pytest.raises(asyncio.CancelledError):
+        await server.app(scope, exchange.receive, gone)
+    assert server.talker.open == 0
+
+
+async def test_slow_readers_hold_the_model_back() -> None:
+    """Who does not read is not read ahead for: no more than the buffer's worth is made."""
+    says = [*[Chunk(text="x" * 100)] * 5000, Chunk(finish_reason="stop")]
+    server = talking(Talker(says=lambda task: says))
+    exchange = Heard([orjson.dumps(BODIES[CHAT])])
+    reads = asyncio.Event()
+
+    async def slow(message: dict[str, Any]) -> None:
+        await exchange.send(message)
+        if message["type"] == "http.response.body":
+            await reads.wait()
+
+    scope = request_scope("POST", CHAT, {"content-type": "application/json"})
+    task = asyncio.create_task(server.app(scope, exchange.receive, slow))
+    await exchange.until(lambda sent: len(sent) == 2)
+    await turns(2000)
+    assert server.talker.produced < 600
+    reads.set()
+    await task
+    assert server.talker.produced == 5001
+
+
+class Books(Observer):
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self.reports: list[GenerationReport] = []
+
+    def generated(self, report: GenerationReport) -> None:
+        self.reports.append(report)
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        self.entries.append(outcome)
+
+
+async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens and model of a stream are in the access log and in the books, once."""
+    books = Books()
+    server = talking(observer=books)
+    for path, body in BODIES.items():
+        for stream in (True, False):
+            caplog.clear()
+            with caplog.at_level(logging.INFO, logger="shoal.access"):
+                await server.call("POST", path, {**body, "stream": stream})
+            (record,) = [record.__dict__ for record in caplog.records if record.name == "shoal.access"]
+            assert (record["model"], record["tokens"], record["completion_tokens"], record["items"]) == (
+                TALKER,
+                10,
+                3,
+                1,
+            )
+    assert books.entries == ["ok"] * 6
+    assert {report.completion_tokens for report in books.reports} == {3}
+
+
+async def test_generations_have_a_time_of_their_own() -> None:
+    """Ten minutes and not the half one of embeddings; the client may want less."""
+    server = talking()
+    for headers, seconds in (({}, 600.0), ({"x-request-timeout": "5"}, 5.0), ({"x-request-timeout": "9999"}, 600.0)):
+        before = asyncio.get_running_loop().time()
+        await server.call("POST", CHAT, {"messages": MESSAGES}, headers=headers)
+        left = server.talker.contexts[-1].deadline - before
+        assert seconds <= left < seconds + 1
+
+
+TRACES = Path(__file__).parent / "traces"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields"),
+    [
+        ("chat", CHAT, {}),
+        ("chat_usage", CHAT, {"n": 2, "stream_options": {"include_usage": True}}),
+        ("chat_logprobs", CHAT, {"logprobs": True, "top_logprobs": 1}),
+        ("completions", TEXT, {}),
+        ("completions_usage", TEXT, {"logprobs": 1, "stream_options": {"include_usage": True}}),
+        ("responses", RESPONSES, {}),
+    ],
+)
+async def test_traces(name: str, path: str, fields: dict[str, Any]) -> None:
+    """Whole streams, byte for byte, but for ids and times."""
+    answer = await talking().call("POST", path, {**BODIES[path], **fields})
+    assert settled(answer.body) == (TRACES / f"{name}.sse").read_text()
+
+
+def settled(body: bytes) -> str:
+    """With every id and time replaced by what it is."""
+    text = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|rs_|fc_)[0-9a-f]{32}", r"\1ID", body.decode())
+    text = re.sub(r'("created(?:_at)?"):\d+', r"\1:TIME", text)
+    return re.sub(r'("\w+_(?:ms|per_second)"):[-0-9.e]+', r"\1:MS", text)

@@ -1,0 +1,59 @@
+"""A model that is open for a whole file of tests, on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from shoal.backends.genai import GenaiGenerator, GenaiOptions
+from shoal.backends.genai import open as open_generator
+from shoal.core.protocols import Piece, Prompt
+from shoal.types import Context, Sampling
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+IR = FIXTURES / "tiny_llama_ir"
+GGUF = FIXTURES / "tiny_llama.gguf"
+EXACT = GenaiOptions(precision="f32", threads=1, kv_cache_mb=4, context_tokens=2048)
+
+T = TypeVar("T")
+
+
+def context(seconds: float = 30.0) -> Context:
+    return Context(id="test", deadline=time.monotonic() + seconds)
+
+
+async def answer(generator: GenaiGenerator, ids: Sequence[int], **fields: Any) -> tuple[list[int], Piece]:
+    """The ids of a whole answer, and its last piece."""
+    made: list[int] = []
+    piece = Piece()
+    async for piece in generator.generate(Prompt(text="", ids=tuple(ids)), Sampling(**fields), context()):
+        made += piece.ids
+    return made, piece
+
+
+@dataclass
+class Model:
+    """`run` a coroutine where the generator lives."""
+
+    generator: GenaiGenerator
+    runner: asyncio.Runner
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def answer(self, ids: Sequence[int], **fields: Any) -> list[int]:
+        return self.run(answer(self.generator, ids, **fields))[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with asyncio.Runner() as runner:
+        generator = runner.run(open_generator(IR, name="tiny", options=EXACT))
+        yield Model(generator, runner)
+        runner.run(generator.aclose())

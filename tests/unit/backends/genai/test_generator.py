@@ -1,0 +1,455 @@
+"""A language model in its own process: a tiny Llama with random weights, which is run for real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from shoal.backends.genai import GenaiGenerator, GenaiOptions
+from shoal.backends.genai import generator as generating
+from shoal.backends.genai import open as open_generator
+from shoal.backends.genai.messages import Refused
+from shoal.core.protocols import Breakable, Prompt, TextGenerator
+from shoal.errors import (
+    ConfigError,
+    Crashed,
+    DeadlineExceeded,
+    InvalidValue,
+    MissingExtra,
+    ModelFileError,
+    OutOfMemory,
+    ShoalError,
+    TransportFailed,
+)
+from shoal.types import Guide, Sampling
+from tests.unit.backends.genai.conftest import EXACT, GGUF, IR, Model, answer, context
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+PROMPT = [1, 50, 60, 70]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture
+async def fresh() -> AsyncIterator[GenaiGenerator]:
+    """A model for this test alone, with room for 96 tokens."""
+    options = msgspec.structs.replace(EXACT, kv_cache_mb=0)
+    made = await open_generator(
+        IR, name="fresh", options=msgspec.structs.replace(options, max_streams=1, context_tokens=96)
+    )
+    yield made
+    await made.aclose()
+
+
+def text_of(ids: Sequence[int]) -> str:
+    tokenizer = Tokenizer.from_file(str(IR / "tokenizer.json"))
+    return str(tokenizer.decode(list(ids)))
+
+
+class TestAnswers:
+    def test_pieces_come_one_by_one(self, model: Model) -> None:
+        """Greedy answers are the same in pieces as ever, and the first piece comes before the last token is made."""
+
+        async def pieces() -> list[list[int]]:
+            stream = model.generator.generate(Prompt(text="", ids=tuple(PROMPT)), Sampling(**GREEDY), context())
+            return [list(piece.ids) async for piece in stream]
+
+        once, again = model.run(pieces()), model.answer(PROMPT, **GREEDY)
+        assert len(once) > 4
+        assert [one for ids in once for one in ids] == again
+        assert len(again) == 24
+
+    def test_many_at_once_each_get_their_own(self, model: Model) -> None:
+        """Sixteen requests in one batch answer what each answers alone."""
+        prompts = [[1, 20 + number, 60] for number in range(16)]
+
+        async def together() -> list[list[int]]:
+            answers = await asyncio.gather(*(answer(model.generator, prompt, **GREEDY) for prompt in prompts))
+            return [ids for ids, _ in answers]
+
+        assert model.run(together()) == [model.answer(prompt, **GREEDY) for prompt in prompts]
+
+    def test_several_choices_of_one_prompt(self, model: Model) -> None:
+        """They differ by their seeds, side by side."""
+
+        async def choices() -> list[list[int]]:
+            several = (answer(model.generator, PROMPT, max_tokens=12, temperature=1.5, seed=seed) for seed in range(4))
+            return [ids for ids, _ in await asyncio.gather(*several)]
+
+        assert len({tuple(ids) for ids in model.run(choices())}) == 4
+
+    def test_seeds(self, model: Model) -> None:
+        """The same seed gives the same answer; without one no two are alike."""
+        warm = {"max_tokens": 24, "temperature": 1.5, "ignore_eos": True}
+        assert model.answer(PROMPT, seed=5, **warm) == model.answer(PROMPT, seed=5, **warm)
+        assert len({tuple(model.answer(PROMPT, **warm)) for _ in range(4)}) == 4
+        assert model.answer(PROMPT, seed=-1, **warm) == model.answer(PROMPT, seed=2**32 - 1, **warm)
+
+    def test_the_likeliest_alone(self, model: Model) -> None:
+        """top_k 1 and top_p 0 leave nothing else, however warm."""
+        greedy = model.answer(PROMPT, **GREEDY)
+        for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"min_p": 0.99}):
+            assert model.answer(PROMPT, **(GREEDY | {"temperature": 2.0} | narrow)) == greedy
+
+    def test_penalties_change_what_is_said(self, model: Model) -> None:
+        """A greedy answer that repeats itself does so less."""
+        plain = model.answer(PROMPT, **(GREEDY | {"max_tokens": 100}))
+        for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 1.8}):
+            other = model.answer(PROMPT, **(GREEDY | {"max_tokens": 100} | penalty))
+            assert len(set(other)) > len(set(plain))
+
+    def test_unicode(self, model: Model) -> None:
+        """Ids of any script are read, and what comes back is ids of the vocabulary."""
+        ids = Tokenizer.from_file(str(IR / "tokenizer.json")).encode("東京 नमस्ते 🦊").ids
+        assert all(0 <= one < 448 for one in model.answer(ids, **GREEDY))
+
+    def test_log_probabilities(self, model: Model) -> None:
+        """Each token's own is told, with its text or its bytes."""
+        ids, _ = model.run(answer(model.generator, PROMPT, **GREEDY))
+
+        async def told() -> list[Any]:
+            stream = model.generator.generate(
+                Prompt(text="", ids=tuple(PROMPT)), Sampling(**GREEDY, logprobs=0), context()
+            )
+            return [each async for piece in stream for each in piece.logprobs]
+
+        logprobs = model.run(told())
+        assert len(logprobs) == len(ids)
+        assert all(-20 < each.logprob <= 0 for each in logprobs)
+        assert b"".join(each.data or each.token.encode() for each in logprobs).decode(errors="replace") == text_of(ids)
+
+
+class TestEnds:
+    def test_the_length_that_was_asked_for(self, model: Model) -> None:
+        """An answer that goes on is cut at max_tokens, and says so."""
+        ids, last = model.run(answer(model.generator, PROMPT, **(GREEDY | {"max_tokens": 3})))
+        assert (len(ids), last.finish_reason) == (3, "length")
+
+    def test_a_stop_token_ends_it_and_is_not_part_of_it(self, model: Model) -> None:
+        """It counts as generated; with include_stop it is shown."""
+        greedy = model.answer(PROMPT, **GREEDY)
+        stop: dict[str, Any] = {"stop_token_ids": [greedy[5]], "temperature": 0.0, "max_tokens": 24}
+        before = greedy[: greedy.index(greedy[5])]
+
+        async def counted(**more: Any) -> tuple[list[int], int, str | None]:
+            made: list[int] = []
+            tokens, reason = 0, None
+            stream = model.generator.generate(Prompt(text="", ids=tuple(PROMPT)), Sampling(**stop, **more), context())
+            async for piece in stream:
+                made += piece.ids
+                tokens += piece.tokens or 0
+                reason = piece.finish_reason
+            return made, tokens, reason
+
+        assert model.run(counted()) == (before, len(before) + 1, "stop")
+        assert model.run(counted(include_stop=True)) == ([*before, greedy[5]], len(before) + 1, "stop")
+
+    def test_not_before_the_least(self, model: Model) -> None:
+        """min_tokens keeps a stop token away."""
+        stop = model.answer(PROMPT, **GREEDY)[2]
+        assert len(model.answer(PROMPT, temperature=0.0, max_tokens=24, stop_token_ids=[stop], min_tokens=9)) >= 9
+
+    def test_the_model_ends_by_its_files(self, model: Model) -> None:
+        """The tokens of generation_config.json end an answer, unless they are ignored."""
+        guide = Guide(kind="choice", value='["yes"]')
+        ids, last = model.run(answer(model.generator, PROMPT, guide=guide, max_tokens=20))
+        assert (text_of(ids), last.finish_reason, last.tokens) == ("yes", "stop", 1)
+
+
+class TestGuides:
+    def test_a_schema(self, model: Model) -> None:
+        """What comes is JSON of that schema."""
+        schema = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "東京"]}, "hot": {"type": "boolean"}},
+            "required": ["city", "hot"],
+            "additionalProperties": False,
+        }
+        guide = Guide(kind="json_schema", value=json.dumps(schema))
+        ended = 0
+        for seed in range(
+            12
+        ):  # a model with random weights likes to go on with spaces for ever, which the schema allows
+            ids, last = model.run(
+                answer(model.generator, PROMPT, guide=guide, max_tokens=150, temperature=2.0, seed=seed)
+            )
+            if last.finish_reason == "stop":
+                ended += 1
+                made = json.loads(text_of(ids))
+                assert made["city"] in ("Paris", "東京")
+                assert isinstance(made["hot"], bool)
+        assert ended
+
+    @pytest.mark.parametrize(
+        ("guide", "pattern"),
+        [
+            (Guide(kind="regex", value="[0-9]{3}-[a-f]{2}"), "[0-9]{3}-[a-f]{2}"),
+            (Guide(kind="grammar", value='root ::= "a" ("b" | "c")'), "ab|ac"),
+            (Guide(kind="choice", value=json.dumps(["größe\n\x01ab"])), "größe\n\x01ab"),
+            (Guide(kind="choice", value=json.dumps(['"x\\'])), r'"x\\'),
+            (Guide(kind="json_schema", value='{"enum": ["größe"]}'), '"größe"'),
+            (Guide(kind="json_object"), r"\{(.|\s)*"),
+            (
+                Guide(
+                    kind="structural_tag",
+                    value='{"type": "structural_tag", "format": {"type": "const_string", "value": "tag"}}',
+                ),
+                "tag",
+            ),
+        ],
+    )
+    def test_other_forms(self, model: Model, guide: Guide, pattern: str) -> None:
+        """Expressions, grammars, choices with any character, tags."""
+        assert re.fullmatch(pattern, text_of(model.answer(PROMPT, guide=guide, max_tokens=60)))
+
+    @pytest.mark.parametrize(
+        "guide",
+        [
+            Guide(kind="regex", value="[0-9"),
+            Guide(kind="grammar", value='root ::= "a" | nowhere'),
+            Guide(kind="json_schema", value='{"type": "nonsense"}'),
+            Guide(kind="json_schema", value="{"),
+            Guide(kind="structural_tag", value='{"x": 1}'),
+        ],
+    )
+    def test_a_bad_form_hurts_nobody_else(self, model: Model, guide: Guide) -> None:
+        """It is refused with what is wrong, and an answer beside it comes to its end unharmed."""
+        alone = model.answer(PROMPT, **GREEDY)
+
+        async def beside() -> list[int]:
+            other = asyncio.create_task(answer(model.generator, PROMPT, **GREEDY))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidValue, match="form asked of the answer") as caught:
+                await answer(model.generator, PROMPT, guide=guide)
+            assert caught.value.param == "response_format"
+            assert "/" not in caught.value.message.split(":")[1]
+            return (await other)[0]
+
+        assert model.run(beside()) == alone
+        assert model.generator.ready()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("ids", [None, (), (1, 448), (-1,)])
+    def test_prompts_that_are_none(self, model: Model, ids: tuple[int, ...] | None) -> None:
+        """Without ids, and with ids that the model has not, nothing is asked of it."""
+
+        async def ask() -> None:
+            async for _ in model.generator.generate(Prompt(text="x", ids=ids), Sampling(), context()):
+                pass
+
+        with pytest.raises(InvalidValue):
+            model.run(ask())
+
+    def test_adapters(self, model: Model) -> None:
+        """There are none."""
+
+        async def ask() -> None:
+            prompt = Prompt(text="", ids=(1,))
+            async for _ in model.generator.generate(prompt, Sampling(), context(), adapter="lora"):
+                pass
+
+        with pytest.raises(InvalidValue, match="adapters"):
+            model.run(ask())
+
+    @pytest.mark.parametrize(
+        "fields", [{"presence_penalty": 99.0}, {"repetition_penalty": -1.0}, {"min_p": 7.0}, {"logprobs": 5}]
+    )
+    def test_values_that_the_library_refuses(self, model: Model, fields: dict[str, Any]) -> None:
+        """They are the caller's fault, and the model goes on."""
+        with pytest.raises(InvalidValue):
+            model.answer(PROMPT, **(GREEDY | {"temperature": 1.0} | fields))
+        assert model.generator.ready()
+
+    def test_the_deadline(self, model: Model) -> None:
+        """An answer that is not there in time is given up."""
+
+        async def ask() -> None:
+            stream = model.generator.generate(Prompt(text="", ids=(1, 5)), Sampling(max_tokens=1900), context(0.001))
+            async for _ in stream:
+                pass
+
+        with pytest.raises(DeadlineExceeded):
+            model.run(ask())
+
+
+class TestRoom:
+    async def test_facts(self, fresh: GenaiGenerator) -> None:
+        """The context is what the model was made for, or what there is memory for."""
+        assert fresh.facts.context_tokens == 96
+        assert fresh.facts.details["kv_cache_tokens"] == 96
+        assert fresh.facts.details["kv_cache_mb"] == 0.0
+        assert fresh.facts.gives == "ids"
+        assert isinstance(fresh, Breakable)
+        typed: TextGenerator = fresh
+        assert typed.ready()
+
+    async def test_a_prompt_that_fits_nowhere(self, fresh: GenaiGenerator) -> None:
+        """It is refused with the setting that would help, and a shorter one is answered."""
+        with pytest.raises(OutOfMemory, match="kv_cache_mb"):
+            await answer(fresh, [5] * 96)
+        assert len((await answer(fresh, [5] * 80, **(GREEDY | {"max_tokens": 500})))[0]) == 16
+
+    async def test_more_than_fit_at_once(self, fresh: GenaiGenerator) -> None:
+        """They wait for each other, and all come to their end."""
+        prompts = [[1, number, *[7] * 40] for number in range(10, 16)]
+        alone = [(await answer(fresh, prompt, **GREEDY))[0] for prompt in prompts]
+        together = await asyncio.gather(*(answer(fresh, prompt, **GREEDY) for prompt in prompts))
+        assert [ids for ids, _ in together] == alone
+
+    async def test_a_cancelled_answer_gives_its_room_back(self, fresh: GenaiGenerator) -> None:
+        """What waited for the room is answered, within a second."""
+        stream = fresh.generate(Prompt(text="", ids=(5,) * 10), Sampling(**(GREEDY | {"max_tokens": 80})), context())
+        async with aclosing(stream):
+            made = 0
+            while made < 70:
+                made += len((await anext(stream)).ids)
+            waiting = asyncio.create_task(answer(fresh, [6] * 60, **GREEDY))
+            await asyncio.sleep(0)
+        began = time.monotonic()
+        assert len((await waiting)[0]) == 24
+        assert time.monotonic() - began < 1
+
+    @pytest.mark.parametrize("kept", [True, False])
+    async def test_prefixes(self, model: Model, kept: bool) -> None:
+        """Answers are the same whether or not prompts are kept, also from the second time on."""
+        options = msgspec.structs.replace(EXACT, prefix_caching=kept)
+        made = await open_generator(IR, name="prefix", options=options)
+        prompt = [1, *range(20, 120)]
+        answers = [(await answer(made, prompt, **GREEDY))[0] for _ in range(3)]
+        longer = (await answer(made, [*prompt, 9], **GREEDY))[0]
+        await made.aclose()
+        expected = await asyncio.to_thread(lambda: [model.answer(p, **GREEDY) for p in (prompt, [*prompt, 9])])
+        assert answers == [expected[0]] * 3
+        assert longer == expected[1]
+
+
+class TestLife:
+    async def test_the_loop_stays_free(self) -> None:
+        """While a model loads and answers, the event loop turns."""
+        made = await open_generator(IR, name="free", options=EXACT)
+        longest, last, done = 0.0, time.monotonic(), asyncio.Event()
+
+        async def turn() -> None:
+            nonlocal longest, last
+            while not done.is_set():
+                await asyncio.sleep(0)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+        turning = asyncio.create_task(turn())
+        await asyncio.gather(*(answer(made, [1, number], **GREEDY) for number in range(32)))
+        done.set()
+        await turning
+        await made.aclose()
+        assert longest < 0.2
+
+    async def test_closing_in_the_middle(self) -> None:
+        """Who waits hears of it, the process is gone, and closing again is nothing."""
+        made = await open_generator(IR, name="closing", options=EXACT)
+        stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
+        await anext(stream)
+        pid = made.pid
+        closing = asyncio.create_task(made.aclose())
+        with pytest.raises(TransportFailed, match="unloaded"):
+            async for _ in stream:
+                pass
+        await closing
+        await made.aclose()
+        assert not made.ready()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        with pytest.raises(TransportFailed):
+            await answer(made, PROMPT)
+
+    async def test_a_process_that_dies(self) -> None:
+        """All that it answered fails, whoever asked to be told is told once, and nothing waits for ever."""
+        made = await open_generator(IR, name="dying", options=EXACT)
+        told: list[ShoalError] = []
+        made.when_broken(told.append)
+        stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
+        await anext(stream)
+        os.kill(made.pid, signal.SIGKILL)
+        with pytest.raises(Crashed, match="SIGKILL"):
+            async for _ in stream:
+                pass
+        with pytest.raises(Crashed):
+            await answer(made, PROMPT)
+        assert not made.ready()
+        await made.aclose()
+        assert [type(error) for error in told] == [Crashed]
+
+    async def test_what_is_not_understood(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A process that talks nonsense is ended, and said to be."""
+        made = await open_generator(IR, name="babel", options=EXACT)
+        made._worker._reader.feed_data(b"\x00\x00\x00\x01\xc1")
+        with pytest.raises(ShoalError, match="not understood"):
+            await answer(made, PROMPT, max_tokens=1900)
+        await made.aclose()
+        assert "cannot be read" in caplog.text
+
+
+class TestOpening:
+    async def test_a_gguf(self, model: Model) -> None:
+        """The same weights in one file give the same answer, and the room for contexts is known as well."""
+        options = msgspec.structs.replace(
+            EXACT, stop_ids=(4,), vocab_size=448, cache_heads=((4, 8),) * 4, cache_precision="f16"
+        )
+        made = await open_generator(GGUF, name="gguf", options=options)
+        ids = (await answer(made, PROMPT, **GREEDY))[0]
+        details = made.facts.details
+        await made.aclose()
+        assert ids == await asyncio.to_thread(model.answer, PROMPT, **GREEDY)
+        assert details["kv_cache_tokens"] == model.generator.facts.details["kv_cache_tokens"] == 16384
+        assert details["kv_cache_mb"] == model.generator.facts.details["kv_cache_mb"] == 4.0
+
+    async def test_broken_files_are_named(self, tmp_path: Path) -> None:
+        """A graph that cannot be read is the model's fault, by its file."""
+        shutil.copytree(IR, tmp_path / "broken")
+        (tmp_path / "broken" / "openvino_model.xml").write_text("<net/>")
+        with pytest.raises(ModelFileError, match=r"openvino_model\.xml") as caught:
+            await open_generator(tmp_path / "broken", name="broken", options=EXACT)
+        assert caught.value.file == "openvino_model.xml"
+
+    async def test_too_much_memory(self) -> None:
+        """More than the machine has is refused, and says which setting to change."""
+        with pytest.raises((OutOfMemory, Crashed)):
+            await open_generator(IR, name="huge", options=msgspec.structs.replace(EXACT, kv_cache_mb=2**31))
+
+    async def test_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The extra is named before anything is started."""
+        monkeypatch.setattr(generating, "find_spec", lambda name: None)
+        with pytest.raises(MissingExtra, match="llm"):
+            await open_generator(IR, name="none", options=GenaiOptions())
+
+    async def test_a_process_that_dies_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said how it ended."""
+        monkeypatch.setattr(sys, "executable", shutil.which("false"))
+        with pytest.raises(Crashed, match=r"ended \(1\)"):
+            await open_generator(IR, name="none", options=GenaiOptions())
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        with pytest.raises(Crashed, match="cannot be started"):
+            await open_generator(IR, name="none", options=GenaiOptions())
+
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [("config", ConfigError), ("missing_extra", MissingExtra), ("out_of_memory", OutOfMemory)],
+    )
+    def test_other_refusals(self, kind: Any, error: type[ShoalError]) -> None:
+        """Each kind comes out as the error that it was."""
+        assert type(generating._refusal(Refused(kind=kind, message="no"))) is error

@@ -1,0 +1,69 @@
+"""How much memory contexts may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.backends.genai import memory
+from shoal.backends.genai.memory import BLOCK_TOKENS, LEAST_BYTES, MOST_BYTES, block_bytes, blocks, budget
+
+MB = 2**20
+
+
+@pytest.mark.parametrize(("precision", "size"), [("f32", 16384), ("f16", 8192), ("bf16", 8192), ("u8", 6656)])
+def test_a_block_of_the_tiny_model(precision: str, size: int) -> None:
+    """As the library itself reports them for its two layers of four heads, eight wide."""
+    assert block_bytes([(4, 8)] * 4, precision) == size
+
+
+def test_the_budget() -> None:
+    """What is asked for is taken; else a quarter of what is free, within bounds."""
+    assert budget(500, 10) == 500 * MB
+    assert budget(0, 8 * 2**30) == 2 * 2**30
+    assert budget(0, 2**40) == MOST_BYTES
+    assert budget(0, 0) == LEAST_BYTES
+
+
+@given(
+    room=st.integers(0, 2**40),
+    one=st.integers(1, 2**24),
+    asked=st.booleans(),
+    context=st.none() | st.integers(1, 10**6),
+    streams=st.integers(1, 4096),
+)
+def test_blocks(room: int, one: int, asked: bool, context: int | None, streams: int) -> None:
+    """At least one, within the budget, and unless they were asked for no more than could be used."""
+    count = blocks(room, one, asked=asked, context_tokens=context, streams=streams)
+    assert count >= 1
+    assert count == 1 or count * one <= room
+    if context and not asked:
+        assert (count - 1) * BLOCK_TOKENS < streams * (context + BLOCK_TOKENS)
+
+
+def test_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's estimate; where there is none, the memory that the machine has."""
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 9 kB\nMemAvailable:     2048 kB\n")
+    assert memory._meminfo(info) == 2 * MB
+    info.write_text("MemTotal: 9 kB\n")
+    assert memory._meminfo(info) == LEAST_BYTES
+    assert memory._meminfo(tmp_path / "nowhere") > LEAST_BYTES
+    assert memory.available() > 0
+    limits = {"memory.max": 3 * MB, "memory.current": 2 * MB}
+    monkeypatch.setattr(memory, "_number", lambda path: limits[path.name])
+    assert memory.available() == MB
+    limits["memory.current"] = 4 * MB
+    assert memory.available() == 0
+
+
+def test_limits_of_a_control_group(tmp_path: Path) -> None:
+    """A number, or none."""
+    (tmp_path / "limit").write_text("4096\n")
+    (tmp_path / "free").write_text("max\n")
+    assert memory._number(tmp_path / "limit") == 4096
+    assert memory._number(tmp_path / "free") is None
+    assert memory._number(tmp_path / "nowhere") is None

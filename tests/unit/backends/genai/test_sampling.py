@@ -1,0 +1,133 @@
+"""Sampling fields as the library's rules."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.backends.genai.sampling import ALL_TOKENS, LONGEST_GUIDE, PARAMETERS, configure, structure
+from shoal.errors import InvalidValue
+from shoal.types import Guide, Sampling
+
+
+def rules(**own: Any) -> SimpleNamespace:
+    """What the library has before anything is asked, and a model's own settings."""
+    plain: dict[str, Any] = {
+        "do_sample": False,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": ALL_TOKENS,
+        "min_p": 0.0,
+        "logprobs": 0,
+        "stop_token_ids": {2},
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    return SimpleNamespace(**(plain | own))
+
+
+def configured(own: dict[str, Any] | None = None, room: int = 100, **fields: Any) -> Any:
+    return configure(rules(**(own or {})), Sampling(**fields), room)
+
+
+def test_every_parameter_is_a_field() -> None:
+    """What is said to be honoured exists."""
+    assert set(Sampling.__struct_fields__) >= PARAMETERS
+
+
+def test_nothing_asked_is_what_the_model_does() -> None:
+    """Its own settings stay, one answer is made, as long as there is room for."""
+    made = configured({"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1})
+    assert (made.do_sample, made.temperature, made.top_k, made.repetition_penalty) == (True, 0.6, 50, 1.1)
+    assert (made.num_beams, made.num_return_sequences, made.max_new_tokens, made.min_new_tokens) == (1, 1, 100, 0)
+    assert (made.stop_token_ids, made.logprobs, made.ignore_eos) == ({2}, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "drawn"),
+    [
+        ({}, {}, False),
+        ({}, {"temperature": 0.7}, True),
+        ({}, {"temperature": 0.0}, False),
+        ({}, {"temperature": 1e-9}, False),
+        ({"do_sample": True}, {"temperature": 0.0}, False),
+        ({"do_sample": True}, {}, True),
+        ({}, {"top_p": 0.5}, True),
+        ({}, {"top_k": 5}, True),
+        ({}, {"min_p": 0.1}, True),
+        ({}, {"temperature": 0.0, "top_p": 0.5}, False),
+        ({}, {"temperature": 1.0, "top_p": 0.0}, False),
+        ({}, {"seed": 3}, False),
+    ],
+)
+def test_drawn_or_the_likeliest(own: dict[str, Any], fields: dict[str, Any], drawn: bool) -> None:
+    """A temperature decides; without one the model, unless the request narrows the choice."""
+    assert configured(own, **fields).do_sample is drawn
+
+
+@pytest.mark.parametrize(("asked", "made"), [(-1, ALL_TOKENS), (0, ALL_TOKENS), (1, 1), (40, 40)])
+def test_top_k(asked: int, made: int) -> None:
+    """None and less keep every token, and override the model's own."""
+    assert configured({"top_k": 50}, top_k=asked).top_k == made
+
+
+def test_stop_tokens_join_the_models_own() -> None:
+    """What ends an answer anyway goes on doing so."""
+    assert configured(stop_token_ids=[7, 9]).stop_token_ids == {2, 7, 9}
+
+
+@given(most=st.none() | st.integers(1, 10**6), least=st.none() | st.integers(0, 10**6), room=st.integers(1, 10**5))
+def test_lengths_fit_into_the_room(most: int | None, least: int | None, room: int) -> None:
+    """However much is asked for: 1 <= most <= room, and the least is no more than the most."""
+    made = configured(room=room, max_tokens=most, min_tokens=least)
+    assert 1 <= made.max_new_tokens <= room
+    assert made.min_new_tokens <= made.max_new_tokens
+    assert most is None or made.max_new_tokens == min(most, room)
+
+
+@given(seed=st.none() | st.integers(-(2**70), 2**70))
+def test_seeds_are_of_32_bits(seed: int | None) -> None:
+    """Any number is one; the same number is the same one."""
+    first, second = configured(seed=seed).rng_seed, configured(seed=seed).rng_seed
+    assert 0 <= first < 2**32
+    assert seed is None or first == second
+
+
+def test_log_probabilities() -> None:
+    """Those of the chosen token, and of no other."""
+    assert configured(logprobs=0).logprobs == 1
+    with pytest.raises(InvalidValue, match="chosen token alone") as caught:
+        configured(logprobs=1)
+    assert caught.value.param == "top_logprobs"
+
+
+def test_forms_by_their_kind() -> None:
+    """Each has the argument that the library knows it by."""
+    assert structure(Guide(kind="json_object")) == {"json_schema": '{"type":"object"}'}
+    assert structure(Guide(kind="json_schema", value="{}")) == {"json_schema": "{}"}
+    assert structure(Guide(kind="regex", value="a+")) == {"regex": "a+"}
+    assert structure(Guide(kind="grammar", value="root ::= [a]")) == {"grammar": "root ::= [a]"}
+    assert structure(Guide(kind="structural_tag", value="{}")) == {"structural_tags_config": "{}"}
+
+
+def test_choices_become_literals() -> None:
+    """One of them, in a grammar of one rule."""
+    assert structure(Guide(kind="choice", value='["yes", "n\\"o"]')) == {"grammar": 'root ::= "yes" | "n\\"o"'}
+
+
+@pytest.mark.parametrize("value", ["", "[]", '[""]', "[1]", '{"a": 1}', '"yes"'])
+def test_choices_that_are_none(value: str) -> None:
+    """They are refused before they are a grammar."""
+    with pytest.raises(InvalidValue, match="choices"):
+        structure(Guide(kind="choice", value=value))
+
+
+def test_a_form_without_end() -> None:
+    """Compiling holds up every answer, so its length has a bound."""
+    with pytest.raises(InvalidValue, match="longer"):
+        structure(Guide(kind="regex", value="a" * (LONGEST_GUIDE + 1)))

@@ -1,0 +1,345 @@
+"""The process of a language model, run here: what it hears, steps and tells."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shoal.backends.genai import worker
+from shoal.backends.genai.messages import (
+    LENGTH,
+    Cancel,
+    GenaiOptions,
+    Open,
+    Opened,
+    Produced,
+    Refused,
+    Start,
+    first,
+    frame,
+    produced,
+)
+from shoal.backends.genai.pipeline import Pipeline
+from shoal.backends.genai.worker import Gone, Line, Steps
+from shoal.errors import MissingExtra
+from shoal.types import Guide, Sampling
+from tests.unit.backends.genai.conftest import EXACT, IR
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+STOP = 2
+
+
+@dataclass
+class Handle:
+    """One request of the pipeline below: its prompt, and what it still says, a list of ids for each step."""
+
+    ids: tuple[int, ...]
+    rules: Any
+    says: list[list[int]]
+    status: str = "RUNNING"
+    outputs: list[Any] = field(default_factory=list)
+
+    def get_status(self) -> Any:
+        return SimpleNamespace(name=self.status)
+
+    def can_read(self) -> bool:
+        return bool(self.outputs)
+
+    def read(self) -> dict[int, Any]:
+        return {0: self.outputs.pop(0)}
+
+    def cancel(self) -> None:
+        self.status = "CANCEL"
+
+    def step(self) -> None:
+        ids = self.says.pop(0)
+        reason = "NONE"
+        if not self.says:
+            self.status = "FINISHED"
+            reason = "STOP" if ids[-1] in self.rules.stop_token_ids else "LENGTH"
+        output = SimpleNamespace(
+            generated_ids=ids, generated_log_probs=[-1.0] * len(ids), finish_reason=SimpleNamespace(name=reason)
+        )
+        self.outputs.append(output)
+
+
+class Library:
+    """Says what it is told to. `drops`: steps at which all requests lose their place; `fails`: one that breaks it."""
+
+    def __init__(
+        self, script: dict[tuple[int, ...], list[list[int]]], drops: tuple[int, ...] = (), fails: int = 0
+    ) -> None:
+        self.script = script
+        self.drops = drops
+        self.fails = fails
+        self.handles: list[Handle] = []
+        self.steps = 0
+        self.grammars: Any = None
+        self.capacity = 100
+        self.tokenizer = SimpleNamespace(get_vocab=lambda: {b"five": 5, b"\xff": 6})
+        self.cb = self
+
+    def rules(self) -> Any:
+        return SimpleNamespace(stop_token_ids={STOP}, do_sample=False)
+
+    def add(self, number: int, ids: tuple[int, ...], rules: Any) -> Handle:
+        assert number > len(self.handles)
+        if ids not in self.script:
+            raise RuntimeError("/src/config.cpp:12:\nno such prompt")
+        self.handles.append(Handle(ids, SimpleNamespace(**vars(rules)), [list(ids) for ids in self.script[ids]]))
+        return self.handles[-1]
+
+    def running(self) -> list[Handle]:
+        return [handle for handle in self.handles if handle.status == "RUNNING"]
+
+    def has_non_finished_requests(self) -> bool:
+        return any(handle.status in ("RUNNING", "CANCEL") for handle in self.handles)
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps == self.fails:
+            raise RuntimeError("/src/pipeline.cpp:7:\nout of luck")
+        for handle in self.handles:
+            if handle.status == "CANCEL":
+                handle.status = "GONE"
+        for handle in self.running():
+            if self.steps in self.drops:
+                handle.status = "IGNORED"
+            else:
+                handle.step()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Line]]:
+    """The gateway's end of a socket, and the process's."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs:
+        yield ours, Line(theirs)
+
+
+def run(library: Library, ends: tuple[socket.socket, Line], *messages: Any) -> list[Produced]:
+    """Everything that is told, when the gateway says so much and then goes away."""
+    ours, line = ends
+    for message in messages:
+        ours.sendall(frame(message))
+    steps = Steps(cast(Pipeline, library), line)
+    for message in line.pending():
+        steps._hear(message)
+    while steps._answers or steps._cancelled:
+        steps._step()
+    steps._tell()
+    ours.setblocking(False)
+    told = []
+    try:
+        while data := ours.recv(LENGTH.size):
+            told += produced(ours.recv(LENGTH.unpack(data)[0]))
+    except BlockingIOError:
+        pass
+    return told
+
+
+def start(number: int, *ids: int, **fields: Any) -> Start:
+    return Start(id=number, ids=ids, sampling=Sampling(**fields))
+
+
+def made(told: list[Produced], number: int) -> tuple[list[int], int, str | None]:
+    own = [each for each in told if each.id == number]
+    return [one for each in own for one in each.ids], sum(each.tokens for each in own), own[-1].finish
+
+
+class TestAnswers:
+    def test_two_side_by_side(self, ends: tuple[socket.socket, Line]) -> None:
+        """Each is told its own ids; what ends one is counted and not shown."""
+        told = run(Library({(1,): [[5], [6], [STOP]], (3,): [[7, 8], [9]]}), ends, start(1, 1), start(2, 3))
+        assert made(told, 1) == ([5, 6], 3, "stop")
+        assert made(told, 2) == ([7, 8, 9], 3, "length")
+
+    def test_log_probabilities_name_their_tokens(self, ends: tuple[socket.socket, Line]) -> None:
+        """By their bytes, as the tokenizer has them."""
+        told = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
+        assert [pair for each in told for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
+
+    def test_a_cancelled_one_is_told_no_more(self, ends: tuple[socket.socket, Line]) -> None:
+        """Its place is free at the next step, and the end of another one is no error."""
+        library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
+        told = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
+        assert {each.id for each in told} == {2}
+        assert library.handles[0].status == "GONE"
+
+    def test_a_place_is_given_up_before_the_next_one_begins(self, ends: tuple[socket.socket, Line]) -> None:
+        """A step lies between a cancelled request and a new one: the new one might find no room otherwise."""
+        library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
+        _, line = ends
+        steps = Steps(cast(Pipeline, library), line)
+        steps._hear(start(1, 1))
+        steps._hear(Cancel(id=1))
+        steps._hear(start(2, 3))
+        assert library.steps == 1
+
+    def test_what_the_library_refuses(self, ends: tuple[socket.socket, Line]) -> None:
+        """It is the request's fault, without the library's own file names, and others go on."""
+        told = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
+        assert told[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
+        assert made(told, 2) == ([], 1, "stop")
+
+    def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, Line]) -> None:
+        """A model whose tokenizer is not known to the library is not guided."""
+        told = run(Library({(1,): [[STOP]]}), ends, start(1, 1, guide=Guide(kind="json_object")))
+        assert told[0].error is not None
+        assert told[0].error[::2] == ("invalid_value", "response_format")
+
+
+class TestLostPlaces:
+    def test_one_that_waited_begins_again(self, ends: tuple[socket.socket, Line]) -> None:
+        """It had said nothing, so nobody notices."""
+        library = Library({(1,): [[5], [6], [STOP]]}, drops=(1, 2))
+        told = run(library, ends, start(1, 1, max_tokens=9))
+        assert made(told, 1) == ([5, 6], 3, "stop")
+        assert len(library.handles) == 3
+
+    def test_one_that_spoke_goes_on_where_it_was(self, ends: tuple[socket.socket, Line]) -> None:
+        """With what it had said as part of the prompt, and so much less to say."""
+        library = Library({(1,): [[5], [6], [7]], (1, 5): [[6], [STOP]]}, drops=(2,))
+        told = run(library, ends, start(1, 1, max_tokens=9, min_tokens=4))
+        assert made(told, 1) == ([5, 6], 3, "stop")
+        assert (library.handles[1].rules.max_new_tokens, library.handles[1].rules.min_new_tokens) == (8, 3)
+
+    def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, Line]) -> None:
+        """Its form cannot be taken up in the middle."""
+        library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
+        library.grammars = SimpleNamespace(structure=lambda guide: guide)
+        told = run(library, ends, start(1, 1, guide=Guide(kind="json_object")))
+        assert told[-1].error is not None
+        assert told[-1].error[0] == "out_of_memory"
+
+    def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, Line]) -> None:
+        """It fails with the setting that would help."""
+        library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
+        library.capacity = 2
+        told = run(library, ends, start(1, 1))
+        assert told[-1].error is not None
+        assert "kv_cache_mb" in told[-1].error[1]
+
+    def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, Line]) -> None:
+        """It is not even begun."""
+        library = Library({})
+        library.capacity = 3
+        told = run(library, ends, start(1, 1, 2, 3))
+        assert told[0].error is not None
+        assert told[0].error[0] == "out_of_memory"
+
+    def test_not_for_ever(self, ends: tuple[socket.socket, Line]) -> None:
+        """One that loses its place again and again fails in the end."""
+        library = Library({(1,): [[5]]}, drops=tuple(range(1, 100)))
+        told = run(library, ends, start(1, 1))
+        assert told[-1].error is not None
+        assert len(library.handles) == worker.TRIES + 1
+
+
+class TestProcess:
+    def talk(self, monkeypatch: pytest.MonkeyPatch, opened: Any) -> tuple[socket.socket, threading.Thread, list[int]]:
+        """The process in a thread, with `open_pipeline` replaced."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(10)
+        monkeypatch.setattr(worker, "open_pipeline", opened)
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(worker.main(theirs)))
+        thread.start()
+        ours.sendall(frame(Open(path=str(IR), options=GenaiOptions())))
+        return ours, thread, codes
+
+    def hear(self, ours: socket.socket) -> bytes:
+        (length,) = LENGTH.unpack(ours.recv(LENGTH.size, socket.MSG_WAITALL))
+        return ours.recv(length, socket.MSG_WAITALL)
+
+    def opened(self, library: Library) -> Any:
+        facts = Opened(
+            version="1", precision="f32", threads=1, vocab_size=9, guided=False, cache_tokens=9, cache_bytes=9
+        )
+        library.facts = facts  # type: ignore[attr-defined]
+        return lambda path, options: library
+
+    def test_from_the_first_message_to_the_end_of_the_socket(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Facts, then answers, then an end without a word."""
+        ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [STOP]]})))
+        with ours:
+            assert isinstance(first(self.hear(ours)), Opened)
+            ours.sendall(frame(start(1, 1)))
+            told = produced(self.hear(ours)) + produced(self.hear(ours))
+        thread.join(10)
+        assert made(told, 1) == ([5], 2, "stop")
+        assert codes == [0]
+
+    def test_a_step_that_fails(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        """All answers fail and the process ends: no later step would succeed."""
+        ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [6], [7]]}, fails=2)))
+        with ours:
+            self.hear(ours)
+            ours.sendall(frame(start(1, 1)))
+            told = produced(self.hear(ours)) + produced(self.hear(ours))
+            thread.join(10)
+        assert told[-1].error == ("backend", "the language model broke down (out of luck); load it again", None)
+        assert codes == [1]
+        assert "out of luck" in capfd.readouterr().err
+
+    def test_a_model_that_cannot_be_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said why, and that is the end."""
+
+        def refuse(path: Any, options: Any) -> Any:
+            raise MissingExtra("a language model on this machine", "llm")
+
+        ours, thread, codes = self.talk(monkeypatch, refuse)
+        with ours:
+            refused = first(self.hear(ours))
+        thread.join(10)
+        assert isinstance(refused, Refused)
+        assert refused.kind == "missing_extra"
+        assert codes == [0]
+
+    def test_a_frame_in_pieces(self, ends: tuple[socket.socket, Line]) -> None:
+        """Messages are whole, however they arrive; an end in the middle is an end."""
+        ours, line = ends
+        data = frame(Cancel(id=5)) + frame(Cancel(id=6))
+        for at in range(len(data) - 1):
+            ours.sendall(data[at : at + 1])
+        assert line.pending() == [Cancel(id=5)]
+        assert line.pending() == []
+        ours.close()
+        with pytest.raises(Gone):
+            line.pending()
+        with pytest.raises(Gone):
+            line.tell(frame([Produced(id=1)]) * 100_000)
+
+
+def test_nothing_is_sent_to_anybody() -> None:
+    """The vendor's package that sends an event on import is absent where the libraries are imported."""
+    code = (
+        "import sys; from shoal.backends.genai.pipeline import libraries; libraries(); "
+        "import socket; assert sys.modules['openvino_telemetry'] is None; "
+        "assert 'requests' not in sys.modules and 'urllib3' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_the_real_library_here(ends: tuple[socket.socket, Line]) -> None:
+    """The pipeline of the tiny model, stepped in this process."""
+    from shoal.backends.genai.pipeline import open_pipeline
+
+    pipeline = open_pipeline(IR, EXACT)
+    assert pipeline.stop_ids == {2, 4}
+    assert pipeline.facts.cache_tokens == pipeline.capacity == 16384
+    assert pipeline.facts.cache_bytes == 4 * 2**20
+    told = run(cast(Library, pipeline), ends, start(1, 1, 50, 60, max_tokens=5, temperature=0.0, ignore_eos=True))
+    assert made(told, 1)[1:] == (5, "length")

@@ -1,0 +1,227 @@
+"""Answers of chat and completions as typed chunks, for clients of other APIs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from shoal.backends.openai.answers import AnswerReader, usage_in
+from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.errors import EngineFailed, TransportFailed, UpstreamRefused
+from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
+from tests.fakes.openai_server import DONE, FakeUpstream, Script, answer, event, stream
+from tests.unit.backends.openai.kit import HEAD, USAGE, chunks_of, context, delta, last, runner_of, typed
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as made:
+        yield made
+
+
+@pytest.fixture
+async def runner(server: FakeUpstream) -> AsyncIterator[UpstreamRunner]:
+    made = runner_of(server)
+    yield made
+    await made.aclose()
+
+
+def read(*choices: Any, reader: AnswerReader | None = None, **more: Any) -> list[Chunk]:
+    return list((reader or AnswerReader()).read(json.dumps({"choices": choices, **more}).encode()))
+
+
+def said(index: int = 0, finish: str | None = None, logprobs: Any = None, **delta: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+
+
+class TestStreams:
+    async def test_text_then_reason_then_usage(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        events = [delta(""), delta("Grü"), delta("ße", usage=None), delta("", finish="length"), last(), DONE]
+        server.on("/chat/completions", stream(b": ping\n\n", *events))
+        assert await chunks_of(runner, typed()) == [
+            Chunk(text="Grü"),
+            Chunk(text="ße"),
+            Chunk(finish_reason="length"),
+            Chunk(usage=Usage(prompt_tokens=5, completion_tokens=2)),
+        ]
+        sent = server.requests[0].json
+        assert (sent["model"], sent["stream_options"]) == ("up/model", {"include_usage": True})
+
+    async def test_prompts_go_to_completions(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        chunk = {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}], "usage": USAGE}
+        server.on("/completions", stream(event(chunk), DONE))
+        chunks = await chunks_of(runner, typed(messages=[], prompts=["a"]))
+        assert [chunk.text for chunk in chunks] == ["b", ""]
+        assert server.requests[0].json["prompt"] == "a"
+
+    async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
+        runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"stream_options"}), defaults={"top_k": 4}))
+        server.on("/chat/completions", stream(delta("", finish="stop"), DONE))
+        await chunks_of(runner, typed())
+        sent = server.requests[0].json
+        assert sent["top_k"] == 4
+        assert "stream_options" not in sent
+        await runner.aclose()
+
+    async def test_a_server_that_forgets_the_reason(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta("a"), DONE))
+        assert await chunks_of(runner, typed()) == [Chunk(text="a"), Chunk(finish_reason="stop")]
+
+    async def test_a_stream_that_ends_too_early(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta("a")))
+        got = []
+        with pytest.raises(TransportFailed, match="before the answer was whole"):
+            async with aclosing(runner.stream(typed(), context())) as chunks:
+                async for chunk in chunks:
+                    got.append(chunk)  # noqa: PERF401 - what came before the error is what counts
+        assert got == [Chunk(text="a")]
+
+    async def test_a_stream_that_ends_without_done(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta("a", finish="stop")))
+        assert await chunks_of(runner, typed()) == [Chunk(text="a", finish_reason="stop")]
+
+    @pytest.mark.parametrize(
+        ("script", "streams"), [(stream(last(), DONE), True), (stream(DONE), True), (answer({"choices": []}), False)]
+    )
+    async def test_an_answer_without_choices(
+        self, server: FakeUpstream, runner: UpstreamRunner, script: Script, streams: bool
+    ) -> None:
+        server.on("/chat/completions", script)
+        with pytest.raises(EngineFailed, match="without any choice"):
+            await chunks_of(runner, typed(stream=streams))
+
+    async def test_an_error_in_the_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta("a"), event({"error": {"message": "boom", "code": 500}})))
+        chunks = runner.stream(typed(), context())
+        assert await anext(chunks) == Chunk(text="a")
+        with pytest.raises(UpstreamRefused, match="boom"):
+            await anext(chunks)
+
+    async def test_a_whole_answer(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
+        chunks = await chunks_of(runner, typed(stream=False))
+        assert chunks == [
+            Chunk(
+                reasoning="hm",
+                tools=[ToolDelta(index=0, id="c1", name="f", arguments="{}")],
+                finish_reason="tool_calls",
+            ),
+            Chunk(usage=Usage(prompt_tokens=5, completion_tokens=2)),
+        ]
+        assert "stream" not in server.requests[0].json
+
+
+class TestReading:
+    def test_choices_are_told_apart(self) -> None:
+        reader = AnswerReader()
+        assert read(said(1, content="b"), said(0, content="a"), reader=reader) == [
+            Chunk(index=1, text="b"),
+            Chunk(index=0, text="a"),
+        ]
+        assert not reader.finished
+        read(said(0, "stop"), reader=reader)
+        assert not reader.finished
+        assert list(reader.ends()) == [Chunk(index=1, finish_reason="stop")]
+
+    @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+    def test_thoughts_come_before_text(self, name: str) -> None:
+        told = {"index": 0, "delta": {"content": "a", name: "hm"}}
+        assert read(told) == [Chunk(reasoning="hm"), Chunk(text="a")]
+        assert read(told, reader=AnswerReader(reasoning=False)) == [Chunk(text="a")]
+
+    @pytest.mark.parametrize(
+        ("reason", "told"),
+        [("stop", "stop"), ("length", "length"), ("function_call", "tool_calls"), ("eos_token", "stop")],
+    )
+    def test_reasons(self, reason: str, told: str) -> None:
+        assert read(said(0, reason)) == [Chunk(finish_reason=told)]
+
+    def test_calls_of_tools(self) -> None:
+        """Id and name come once, whatever the server repeats."""
+        reader = AnswerReader()
+        function = {"name": "f", "arguments": ""}
+        first = [{"index": 0, "id": "c1", "type": "function", "function": function}]
+        assert read(said(tool_calls=first), reader=reader)[0].tools == [ToolDelta(index=0, id="c1", name="f")]
+        more = [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}]
+        assert read(said(tool_calls=more), reader=reader)[0].tools == [ToolDelta(index=0, arguments='{"a"')]
+        other = [{"index": 1, "id": "c2", "function": {"name": "g"}}]
+        assert read(said(tool_calls=other), reader=reader)[0].tools == [ToolDelta(index=1, id="c2", name="g")]
+        again = [{"index": 0, "id": "c3", "function": {"name": "h"}}]
+        assert read(said(1, tool_calls=again), reader=reader)[0].tools == [ToolDelta(index=0, id="c3", name="h")]
+
+    def test_calls_without_index_and_id(self) -> None:
+        calls = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
+        tools = read({"message": {"tool_calls": calls}})[0].tools
+        assert [(tool.index, tool.name) for tool in tools] == [(0, "f"), (1, "g")]
+        assert all(tool.id.startswith("call_") for tool in tools)
+        assert tools[0].id != tools[1].id
+
+    def test_log_probabilities_of_chat(self) -> None:
+        """Bytes are kept where the text cannot hold them."""
+        top = {"token": "b", "logprob": -2.0, "bytes": [98]}
+        tokens = [
+            {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [top]},
+            {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159], "top_logprobs": []},
+        ]
+        assert read(said(content="a", logprobs={"content": tokens}))[0].logprobs == [
+            TokenLogprob(token="a", logprob=-0.5, top=[TokenLogprob(token="b", logprob=-2.0)]),
+            TokenLogprob(token="\ufffd", logprob=-1.0, data=b"\xf0\x9f"),
+        ]
+
+    def test_log_probabilities_of_completions(self) -> None:
+        logprobs = {
+            "tokens": ["a", "b"],
+            "token_logprobs": [None, -1.0],
+            "top_logprobs": [None, {"b": -1.0, "c": -2.0}],
+        }
+        assert read({"index": 0, "text": "ab", "logprobs": logprobs})[0].logprobs == [
+            TokenLogprob(token="a", logprob=0.0),
+            TokenLogprob(
+                token="b",
+                logprob=-1.0,
+                top=[TokenLogprob(token="b", logprob=-1.0), TokenLogprob(token="c", logprob=-2.0)],
+            ),
+        ]
+
+    def test_contents_in_parts(self) -> None:
+        parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert read(said(content=parts)) == [Chunk(text="ab")]
+
+    def test_a_refusal_is_what_the_model_says(self) -> None:
+        assert read(said(refusal="no")) == [Chunk(text="no")]
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":3}', b'{"choices":[{"delta":{"content":3}}]}', b"\xff"])
+    def test_what_is_no_answer(self, body: bytes) -> None:
+        with pytest.raises(EngineFailed, match="not one of OpenAI's API"):
+            list(AnswerReader().read(body))
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("body", "usage"),
+        [
+            ({"usage": USAGE}, Usage(prompt_tokens=5, completion_tokens=2)),
+            ({"usage": {"prompt_tokens": 5, "prompt_tokens_details": None}}, Usage(prompt_tokens=5)),
+            (
+                {"usage": {"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 3}}},
+                Usage(completion_tokens=5, reasoning_tokens=3),
+            ),
+            (
+                {"response": {"usage": {"input_tokens": 1, "output_tokens": 2}}},
+                Usage(prompt_tokens=1, completion_tokens=2),
+            ),
+            ({"usage": None}, None),
+            ({"choices": [{"delta": {"content": '"usage"'}}]}, None),
+            ([], None),
+            ({"usage": "x"}, None),
+        ],
+    )
+    def test_of_every_shape(self, body: Any, usage: Usage | None) -> None:
+        assert usage_in(json.dumps(body).encode()) == usage

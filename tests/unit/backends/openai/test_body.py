@@ -1,0 +1,147 @@
+"""One value of a JSON body changes, and no other byte of a value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.backends.openai.body import ModelNames, RequestBody
+from shoal.errors import Malformed
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("model"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def written(body: bytes, model: str = "up", strip: tuple[str, ...] = (), **defaults: Any) -> bytes:
+    return RequestBody(body).written(model, strip=strip, defaults=defaults)
+
+
+class TestRequests:
+    def test_only_the_model_changes(self) -> None:
+        """Numbers keep their digits, strings their escapes, unknown fields everything."""
+        body = rb'{"model":"m","temperature":1.00000000000000000001e0,"user":"\u00e9","x":[ 1 , {"model":"m"} ],"y":-0}'
+        assert written(body) == body.replace(b'"model":"m","temp', b'"model":"up","temp')
+
+    def test_blanks_between_fields_may_go(self) -> None:
+        body = b'{ "model" : "m" ,\n "messages" : [ {"role": "user", "content": "a  b"} ] }'
+        assert written(body) == b'{"model":"up","messages":[ {"role": "user", "content": "a  b"} ]}'
+
+    @given(st.dictionaries(st.text().filter(lambda name: name not in ("stream_options", "model")), JSON, max_size=5))
+    def test_every_other_value_is_as_it_was(self, fields: dict[str, Any]) -> None:
+        body = json.dumps({**fields, "model": "m"}).encode()
+        assert json.loads(written(body, "up/x")) == {**fields, "model": "up/x"}
+
+    def test_a_body_without_a_model_gets_one(self) -> None:
+        assert written(b'{"messages":[]}') == b'{"model":"up","messages":[]}'
+        assert RequestBody(b'{"messages":[]}').model == ""
+
+    @pytest.mark.parametrize(("body", "model"), [(b'{"model":"a\\u0062"}', "ab"), (b'{"model":3}', ""), (b"{}", "")])
+    def test_the_name_that_the_client_gave(self, body: bytes, model: str) -> None:
+        assert RequestBody(body).model == model
+
+    def test_of_a_field_twice_the_last_counts(self) -> None:
+        assert written(b'{"model":"a","seed":1,"model":"b","seed":2}') == b'{"model":"up","seed":2}'
+
+    def test_fields_can_be_stripped(self) -> None:
+        body = b'{"model":"m","chat_template":"x","priority":3,"seed":1}'
+        assert written(body, strip=("chat_template", "priority")) == b'{"model":"up","seed":1}'
+
+    def test_the_model_is_never_stripped(self) -> None:
+        assert written(b'{"model":"m"}', strip=("model",)) == b'{"model":"up"}'
+
+    @pytest.mark.parametrize("stream", [b"", b',"stream":false', b',"stream":null'])
+    def test_stream_options_go_with_a_stream_alone(self, stream: bytes) -> None:
+        body = b'{"model":"m","stream_options":{"include_usage":true}' + stream + b"}"
+        assert b"stream_options" not in written(body)
+
+    def test_stream_options_of_a_stream_stay(self) -> None:
+        body = b'{"model":"up","stream_options":{"include_usage": true},"stream":true}'
+        assert written(body) == body
+
+    def test_defaults_are_for_what_is_not_said(self) -> None:
+        body = b'{"model":"m","temperature":0.0,"top_p":null}'
+        assert json.loads(written(body, temperature=0.7, top_p=0.5, top_k=4)) == {
+            "model": "up",
+            "temperature": 0.0,
+            "top_p": None,
+            "top_k": 4,
+        }
+        assert b"top_k" not in written(body, strip=("top_k",), top_k=4)
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b'{"a":}', b"\xff"])
+    def test_what_is_no_object_is_refused(self, body: bytes) -> None:
+        with pytest.raises(Malformed, match="not a JSON object"):
+            RequestBody(body)
+
+
+def chunk(model: str = "up/model", content: str = "x", **more: Any) -> bytes:
+    choices = [{"index": 0, "delta": {"content": content}}]
+    value = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": model, "choices": choices, **more}
+    return b"data: " + json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+class TestAnswers:
+    def test_the_served_name_stands_in_every_event(self) -> None:
+        names = ModelNames("mine")
+        for content in ("a", "", "Grüße", '"model":"up/model"', '{"model":"up/model"}'):
+            assert names(chunk(content=content)) == chunk("mine", content)
+
+    @given(st.lists(st.text(), min_size=1, max_size=5), st.text(min_size=1), st.text(min_size=1))
+    def test_whatever_the_contents_and_the_names(self, contents: list[str], upstream: str, served: str) -> None:
+        names = ModelNames(served)
+        for content in contents:
+            changed = names(chunk(upstream, content))
+            assert json.loads(changed[6:]) == json.loads(chunk(served, content)[6:])
+
+    def test_blanks_are_kept(self) -> None:
+        names = ModelNames("mine")
+        data = b'data: {"id": "c", "model" :\t"up" , "choices": [ ]}\r\n\r\n'
+        assert names(data) == data.replace(b'"up"', b'"mine"')
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"metadata":{"model":"up"},"model":"up","x":1}',
+            b'{"object":"model","a":["model",{"model":"up"}],"model":"up"}',
+            b'{"choices":[{"message":{"content":"\\"model\\":\\"up\\""}}],"model":"up"}',
+        ],
+    )
+    def test_only_at_the_top(self, body: bytes) -> None:
+        told = json.loads(ModelNames("mine")(body))
+        assert told == {**json.loads(body), "model": "mine"}
+
+    def test_the_responses_api_has_it_in_its_response(self) -> None:
+        response = b'{"id":"r","model":"up","tools":[]}'
+        data = b'event: response.created\ndata: {"type":"response.created","response":' + response + b"}\n\n"
+        assert ModelNames("mine")(data) == data.replace(b'"up"', b'"mine"')
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"data: [DONE]\n\n",
+            b'data: {"type":"response.output_text.delta","delta":"a"}\n\n',
+            b'data: {"error":{"message":"the model up","param":"model"}}\n\n',
+            b'data: {"model":null,"choices":[]}\n\n',
+            b'data: {"other":{"model":"up"}}\n\n',
+            b'data: {"model"',
+        ],
+    )
+    def test_what_names_no_model_stays(self, data: bytes) -> None:
+        assert ModelNames("mine")(data) == data
+
+    def test_a_name_that_changes_on_the_way(self) -> None:
+        """And a beginning that differs from event to event."""
+        names = ModelNames("mine")
+        assert names(chunk("one")) == chunk("mine")
+        assert names(chunk("one-b")) == chunk("mine")
+        assert names(chunk("one", created=8)) == chunk("mine", created=8)
+
+    def test_a_served_name_is_written_as_json(self) -> None:
+        assert ModelNames('a"b')(b'{"model":"x"}') == b'{"model":"a\\"b"}'

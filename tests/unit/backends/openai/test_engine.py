@@ -1,0 +1,328 @@
+"""Embeddings of a server as an engine: rows in order, its limits, its failures, and how it comes back into service."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.backends.openai import engine as engine_module
+from shoal.backends.openai.client import Client
+from shoal.backends.openai.engine import MAX_BATCH_SIZE, UpstreamEngine, batch_limit, divided
+from shoal.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    InternalError,
+    OutOfMemory,
+    Overloaded,
+    ShoalError,
+    TransportFailed,
+)
+from shoal.types import Array
+from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, answer, vector_of
+
+WORDS = ["one", "two words", "drei Wörter"]
+
+
+class Door:
+    """What is asked before the server may serve again; `refuses` keeps it out."""
+
+    def __init__(self) -> None:
+        self.refuses: Exception | None = None
+        self.asked = 0
+
+    async def __call__(self, engine: UpstreamEngine) -> None:
+        self.asked += 1
+        assert not engine.ready()
+        if self.refuses is not None:
+            raise self.refuses
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch looks all the time."""
+    monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as made:
+        yield made
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def engine(server: FakeUpstream, door: Door) -> AsyncIterator[UpstreamEngine]:
+    client = Client(server.base, connect_timeout_s=2.0)
+    made = UpstreamEngine(client, "up/model", "emb-0", admit=door, serving=True)
+    yield made
+    await made.aclose()
+    await client.aclose()
+
+
+def batch(*texts: str) -> dict[str, Array]:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return {"text": array}
+
+
+async def ask(engine: UpstreamEngine, *texts: str, seconds: float = 10.0) -> Array:
+    outputs = await engine.infer(batch(*texts), ["embedding"], {}, time.monotonic() + seconds)
+    assert list(outputs) == ["embedding"]
+    return outputs["embedding"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not condition():  # noqa: ASYNC110 - the watch tells nobody
+            await asyncio.sleep(0.001)
+
+
+def rows(*vectors: Any, **more: Any) -> dict[str, Any]:
+    return {"data": [{"index": at, "embedding": vector} for at, vector in enumerate(vectors)], **more}
+
+
+class TestBatches:
+    async def test_rows_are_in_order_and_float32(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        found = await ask(engine, *WORDS)
+        assert found.dtype == np.float32
+        assert np.array_equal(found, np.stack([vector_of(word) for word in WORDS]))
+        assert server.requests[0].json == {"model": "up/model", "input": WORDS, "encoding_format": "base64"}
+
+    async def test_lists_of_floats_will_do(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", answer(rows([0.5, -1.25], [3, 1e-3])))
+        assert np.array_equal(await ask(engine, "a", "b"), np.array([[0.5, -1.25], [3, 1e-3]], dtype=np.float32))
+
+    async def test_a_server_without_base64(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        """It is asked for floats, then and later."""
+
+        async def picky(exchange: Exchange) -> None:
+            body = exchange.request.json
+            if body["encoding_format"] != "float":
+                await answer({"error": {"message": "encoding_format: unsupported value"}}, 400)(exchange)
+            else:
+                await answer(server.embedded(body))(exchange)
+
+        server.on("/embeddings", picky)
+        for _ in range(2):
+            assert np.array_equal((await ask(engine, "a"))[0], vector_of("a"))
+        assert len(server.requests) == 3
+
+    async def test_rows_go_by_their_index(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        told = rows([1.0], [2.0], [3.0])
+        told["data"].reverse()
+        server.on("/embeddings", answer(told))
+        assert (await ask(engine, "a", "b", "c")).ravel().tolist() == [1.0, 2.0, 3.0]
+
+    async def test_tokens_are_divided_by_size(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", answer(rows([1.0], [2.0], usage={"prompt_tokens": 9, "total_tokens": 9})))
+        outputs = await engine.infer(batch("a" * 10, "b" * 20), ["token_count"], {}, time.monotonic() + 10)
+        assert outputs["token_count"].tolist() == [[3], [6]]
+        assert engine.counted
+
+    async def test_tokens_that_nobody_counts_are_guessed(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.usage = False
+        outputs = await engine.infer(batch("a" * 10, ""), ["token_count"], {}, time.monotonic() + 10)
+        assert outputs["token_count"].tolist() == [[2], [1]]
+        assert not engine.counted
+
+    async def test_facts(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        facts = engine.facts
+        assert (facts.name, facts.slots, facts.max_batch_size, facts.padded) == ("emb-0", 2, MAX_BATCH_SIZE, False)
+        with pytest.raises(InternalError, match="no output 'x'"):
+            await engine.infer(batch("a"), ["x"], {}, time.monotonic() + 10)
+
+    async def test_a_server_that_takes_fewer_at_once(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        """It is told so once, in its refusal; the batch is cut, and the planner makes smaller ones."""
+
+        async def small(exchange: Exchange) -> None:
+            body = exchange.request.json
+            if len(body["input"]) > 2:
+                told = f"batch size {len(body['input'])} > maximum allowed batch size 2"
+                await answer({"message": told, "code": 422}, 422)(exchange)
+            else:
+                await answer(server.embedded(body))(exchange)
+
+        server.on("/embeddings", small)
+        assert np.array_equal(await ask(engine, *"abcde"), np.stack([vector_of(text) for text in "abcde"]))
+        assert [len(request.json["input"]) for request in server.requests] == [5, 2, 2, 1]
+        assert engine.facts.max_batch_size == 2
+
+    async def test_many_rows_let_others_run(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        texts = [str(number) for number in range(200)]
+        assert np.array_equal(await ask(engine, *texts), np.stack([vector_of(text) for text in texts]))
+
+
+def encoded(*values: float) -> str:
+    return base64.b64encode(np.array(values, dtype="<f4").tobytes()).decode()
+
+
+class TestAnswersThatAreNone:
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"<html>",
+            {},
+            {"data": []},
+            rows([1.0]),
+            rows([1.0], [1.0], [1.0]),
+            rows([1.0], [1.0, 2.0]),
+            rows([], []),
+            rows("!!", "!!"),
+            rows("AAA=", "AAA="),
+            rows([1.0], None),
+            rows(["x"], ["y"]),
+            {"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]},
+            {"data": [{"index": -1, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]},
+        ],
+    )
+    async def test_are_the_servers_fault(self, server: FakeUpstream, engine: UpstreamEngine, body: Any) -> None:
+        server.on("/embeddings", answer(body))
+        with pytest.raises(EngineFailed) as caught:
+            await ask(engine, "a", "b")
+        assert type(caught.value) is EngineFailed
+        assert engine.ready()
+
+    async def test_not_finite_numbers_are_for_the_pipeline(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", answer(rows(encoded(float("nan"), 1.0))))
+        assert np.isnan((await ask(engine, "a"))[0, 0])
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("status", "kind", "ready"),
+        [
+            (400, InputRejected, True),
+            (413, OutOfMemory, True),
+            (429, Overloaded, True),
+            (500, EngineFailed, True),
+            (502, TransportFailed, False),
+        ],
+    )
+    async def test_statuses(
+        self, server: FakeUpstream, engine: UpstreamEngine, status: int, kind: type[ShoalError], ready: bool
+    ) -> None:
+        server.on("/embeddings", answer({"error": {"message": "no"}}, status))
+        with pytest.raises(kind):
+            await ask(engine, "a")
+        assert engine.ready() is ready
+
+    async def test_the_deadline(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", Exchange.left)
+        with pytest.raises(DeadlineExceeded):
+            await ask(engine, "a", seconds=0.02)
+        assert engine.ready()
+
+    async def test_a_cancelled_batch_leaves_the_server(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", Exchange.left)
+        task = asyncio.create_task(ask(engine, "a"))
+        request = await server.request(path="/embeddings")
+        task.cancel()
+        async with asyncio.timeout(1.0):
+            await request.gone.wait()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def test_closing_waits_for_batches(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        go = asyncio.Event()
+
+        async def waits(exchange: Exchange) -> None:
+            await go.wait()
+            await answer(server.embedded(exchange.request.json))(exchange)
+
+        server.on("/embeddings", waits)
+        task = asyncio.create_task(ask(engine, "a"))
+        await server.request(path="/embeddings")
+        closing = asyncio.create_task(engine.aclose())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        go.set()
+        assert (await task).shape == (1, DIMENSION)
+        await closing
+        await engine.aclose()
+        with pytest.raises(TransportFailed, match="is closed"):
+            await ask(engine, "a")
+
+
+class TestService:
+    async def test_a_server_that_goes_and_comes_back(
+        self, server: FakeUpstream, engine: UpstreamEngine, door: Door
+    ) -> None:
+        engine.start()
+        await server.stop()
+        await until(lambda: not engine.ready())
+        assert "not reachable" in engine.reason
+        door.refuses = ConfigError("it is another model")
+        await server.start()
+        await until(lambda: door.asked > 2)
+        assert not engine.ready()
+        assert engine.reason == "it is another model"
+        door.refuses = None
+        await until(engine.ready)
+        assert engine.reason == ""
+
+    async def test_a_lost_batch_takes_it_out_at_once(
+        self, server: FakeUpstream, engine: UpstreamEngine, door: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the watch, which may sleep for long, looks."""
+        monkeypatch.setattr(engine_module, "LOOK_S", 60.0)
+        engine.start()
+        server.on("/embeddings", Exchange.cut)
+        with pytest.raises(TransportFailed):
+            await ask(engine, "a")
+        assert not engine.ready()
+        await until(engine.ready)
+        assert door.asked == 1
+
+    async def test_a_bug_does_not_end_the_watch(
+        self, engine: UpstreamEngine, server: FakeUpstream, door: Door, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        door.refuses = ValueError("bug")
+        server.on("/embeddings", Exchange.cut)
+        with pytest.raises(TransportFailed):
+            await ask(engine, "a")
+        engine.start()
+        await until(lambda: door.asked > 1)
+        assert "in an unforeseen way" in caplog.text
+        door.refuses = None
+        await until(engine.ready)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("words", "limit"),
+        [
+            ("batch size 64 > maximum allowed batch size 32", 32),
+            ("Batch size 300 exceeds limit of 128", 128),
+            ("the input array may have at most 2048 elements", None),
+            ("batch size too large", None),
+            ("batch size 3 > maximum allowed batch size 0", None),
+            ("", None),
+        ],
+    )
+    def test_the_limit_that_a_refusal_tells(self, words: str, limit: int | None) -> None:
+        assert batch_limit(words) == limit
+
+    @given(st.integers(0, 10**6), st.lists(st.integers(0, 10**5), min_size=1, max_size=20))
+    def test_parts_have_the_sum(self, total: int, sizes: list[int]) -> None:
+        parts = divided(total, sizes)
+        assert sum(parts) == total
+        assert len(parts) == len(sizes)
+        whole = sum(sizes)
+        if whole:
+            assert all(abs(part - total * size / whole) < 1 for part, size in zip(parts, sizes, strict=True))
+        assert min(parts) >= 0

@@ -1,0 +1,233 @@
+"""Which server gets a request, and which are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shoal.backends.openai import replicas as replicas_module
+from shoal.backends.openai.client import Client
+from shoal.backends.openai.errors import Unreached
+from shoal.backends.openai.replicas import LONGEST_PAUSE_S, MAX_FAILURES, Fleet, Replica, look
+from shoal.errors import EngineFailed, TransportFailed, Unavailable, UpstreamRefused
+from tests.fakes.openai_server import Exchange, FakeUpstream, answer, stream
+from tests.unit.backends.openai.kit import asked, chunks_of, delta, passed_on, runner_of, streaming
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def fleet(clock: Clock) -> AsyncIterator[Fleet]:
+    replicas = [Replica(Client(f"http://127.0.0.1:{port}"), "m") for port in (1, 2, 3)]
+    yield Fleet(replicas, clock)
+    for replica in replicas:
+        await replica.client.aclose()
+
+
+class TestPicking:
+    async def test_the_least_busy(self, fleet: Fleet) -> None:
+        one, two, three = fleet.replicas
+        with one.busy(), two.busy(), two.busy():
+            assert fleet.pick() is three
+            assert fleet.pick([three]) is one
+        assert [replica.in_flight for replica in fleet.replicas] == [0, 0, 0]
+
+    async def test_equals_take_turns(self, fleet: Fleet) -> None:
+        assert {id(fleet.pick()) for _ in range(3)} == {id(replica) for replica in fleet.replicas}
+
+    async def test_all_were_tried(self, fleet: Fleet) -> None:
+        with pytest.raises(Unavailable, match="no server of the model"):
+            fleet.pick(fleet.replicas)
+
+    async def test_one_that_is_gone_is_left_alone(self, fleet: Fleet, clock: Clock) -> None:
+        """For a second, then two, up to five; after each, one request at a time tries it."""
+        one = fleet.replicas[0]
+        for pause in (1.0, 2.0, 4.0, 5.0, 5.0):
+            one.failed(clock.now, gone=True)
+            assert one.doubtful
+            assert not one.usable(clock.now + pause - 0.01)
+            clock.now += pause
+            assert one.usable(clock.now)
+        with one.busy():
+            assert not one.usable(clock.now)
+        one.succeeded()
+        with one.busy():
+            assert one.usable(clock.now)
+        one.failed(clock.now, gone=True)
+        assert one.usable(clock.now + 1.0)
+
+    async def test_requests_that_fail_together_are_one_failure(self, fleet: Fleet, clock: Clock) -> None:
+        one = fleet.replicas[0]
+        for _ in range(10):
+            one.failed(clock.now, gone=True)
+        assert one.usable(clock.now + 1.0)
+
+    async def test_failures_in_a_row(self, fleet: Fleet, clock: Clock) -> None:
+        one = fleet.replicas[0]
+        for _ in range(MAX_FAILURES - 1):
+            one.failed(clock.now, gone=False)
+        assert one.usable(clock.now)
+        one.succeeded()
+        for _ in range(MAX_FAILURES - 1):
+            one.failed(clock.now, gone=False)
+        assert one.usable(clock.now)
+        one.failed(clock.now, gone=False)
+        assert not one.usable(clock.now)
+
+    async def test_one_that_asks_for_a_rest(self, fleet: Fleet, clock: Clock) -> None:
+        one = fleet.replicas[0]
+        one.rest(clock.now, None)
+        assert one.usable(clock.now)
+        one.rest(clock.now, 3600.0)
+        assert not one.usable(clock.now + LONGEST_PAUSE_S - 0.01)
+        assert one.usable(clock.now + LONGEST_PAUSE_S)
+
+    async def test_the_last_one_is_never_left_alone(self, fleet: Fleet, clock: Clock) -> None:
+        for replica in fleet.replicas:
+            replica.failed(clock.now, gone=True)
+        assert not fleet.others([])
+        with fleet.replicas[0].busy(), fleet.replicas[1].busy():
+            assert fleet.pick() is fleet.replicas[2]
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[FakeUpstream, FakeUpstream]]:
+    async with FakeUpstream() as one, FakeUpstream() as two:
+        yield one, two
+
+
+class TestFailingOver:
+    @pytest.mark.parametrize("status", [429, 502, 503])
+    async def test_to_a_server_with_room(self, pair: tuple[FakeUpstream, FakeUpstream], status: int) -> None:
+        runner = runner_of(*pair)
+        pair[0].on("/chat/completions", answer({"error": "busy"}, status))
+        pair[1].on("/chat/completions", answer({"ok": 1}))
+        for _ in range(4):
+            assert passed_on(await chunks_of(runner, asked())) == b'{"ok": 1}'
+        assert len(pair[0].requests) >= 1
+        await runner.aclose()
+
+    async def test_to_a_server_that_is_there(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
+        runner = runner_of(*pair)
+        await pair[0].stop()
+        pair[1].on("/chat/completions", answer({"ok": 1}))
+        for _ in range(4):
+            assert passed_on(await chunks_of(runner, asked())) == b'{"ok": 1}'
+        await runner.aclose()
+
+    async def test_the_last_refusal_is_told(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
+        runner = runner_of(*pair)
+        for server in pair:
+            server.on("/chat/completions", answer({"error": "busy"}, 503, retry_after="2"))
+        with pytest.raises(UpstreamRefused) as caught:
+            await chunks_of(runner, asked())
+        assert (caught.value.status, caught.value.retry_after) == (503, 2.0)
+        assert [len(server.requests) for server in pair] == [1, 1]
+        await runner.aclose()
+
+    @pytest.mark.parametrize("status", [400, 404, 500])
+    async def test_other_refusals_are_final(self, pair: tuple[FakeUpstream, FakeUpstream], status: int) -> None:
+        runner = runner_of(*pair)
+        for server in pair:
+            server.on("/chat/completions", answer({"error": "no"}, status))
+        with pytest.raises(UpstreamRefused):
+            await chunks_of(runner, asked())
+        assert sum(len(server.requests) for server in pair) == 1
+        await runner.aclose()
+
+    async def test_a_request_that_was_read_is_not_sent_twice(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
+        """Nor one whose stream broke off."""
+        runner = runner_of(*pair)
+        for script in (Exchange.cut, stream(delta(), after=Exchange.cut)):
+            before = sum(len(server.requests) for server in pair)
+            for server in pair:
+                server.on("/chat/completions", script)
+            with pytest.raises(TransportFailed):
+                await chunks_of(runner, streaming())
+            assert sum(len(server.requests) for server in pair) == before + 1
+        assert sum(replica.failures for replica in runner._fleet.replicas) == 2
+        await runner.aclose()
+
+    async def test_streams_are_spread(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
+        runner = runner_of(*pair)
+        for server in pair:
+            server.on("/chat/completions", Exchange.left)
+        reading = [asyncio.create_task(chunks_of(runner, streaming())) for _ in range(6)]
+        for server in pair:
+            await server.request(3)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        await runner.aclose()
+
+
+async def until(fleet: Fleet, ready: bool) -> None:
+    async with asyncio.timeout(5.0):
+        while fleet.ready() is not ready:  # noqa: ASYNC110 - the watch tells nobody
+            await asyncio.sleep(0.001)
+
+
+class TestWatching:
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replicas_module, "LOOK_S", 0.001)
+        monkeypatch.setattr(replicas_module, "LOOK_AGAIN_S", 0.001)
+
+    async def test_a_server_that_goes_and_comes_back(self) -> None:
+        async with FakeUpstream() as server:
+            runner = runner_of(server)
+            fleet = runner._fleet
+            fleet.start()
+            assert runner.ready()
+            await server.stop()
+            await until(fleet, ready=False)
+            fleet.replicas[0].failed(1e9, gone=True)
+            await server.start()
+            await until(fleet, ready=True)
+            assert fleet.replicas[0].until == 0.0
+            await runner.aclose()
+
+    async def test_a_late_answer_is_forgiven_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that loads a model, or computes on its event loop, may be late."""
+        monkeypatch.setattr(replicas_module, "LOOK_TIMEOUT_S", 0.01)
+        async with FakeUpstream() as server:
+            runner = runner_of(server)
+            fleet = runner._fleet
+            server.on("/models", Exchange.left)
+            fleet.start()
+            await server.request(2, "/models")
+            assert fleet.ready()
+            await until(fleet, ready=False)
+            assert len(server.requests) >= 3
+            server.on("/models", answer({}, 404))
+            await until(fleet, ready=True)
+            await runner.aclose()
+
+    async def test_a_look_costs_no_token(self) -> None:
+        async with FakeUpstream() as server:
+            client = Client(server.base)
+            await look(client)
+            assert [(one.method, one.path) for one in server.requests] == [("GET", "/v1/models")]
+            server.on("/models", answer(b"", 503))
+            with pytest.raises(EngineFailed, match="status 503"):
+                await look(client)
+            for status in (401, 404, 501):
+                server.on("/models", answer(b"", status))
+                await look(client)
+            await server.stop()
+            with pytest.raises(Unreached):
+                await look(client)
+            await client.aclose()

@@ -1,0 +1,190 @@
+"""Typed tasks as bodies of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.backends.openai.request import request_of
+from shoal.errors import InvalidValue
+from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
+
+HI = [Message(role="user", content="hi")]
+WEATHER = Tool(name="weather", description="tells it", parameters={"type": "object"})
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """The body without what every one has."""
+    fields.setdefault("messages", HI)
+    path, data = request_of(Generate(model="m", **fields), "up", defaults={})
+    assert path == "/chat/completions"
+    told: dict[str, Any] = json.loads(data)
+    assert told.pop("model") == "up"
+    if fields["messages"] == HI:
+        assert told.pop("messages") == [{"role": "user", "content": "hi"}]
+    return told
+
+
+class TestChat:
+    def test_what_is_not_said_is_not_there(self) -> None:
+        assert body() == {}
+
+    def test_a_stream_asks_for_its_usage(self) -> None:
+        assert body(stream=True) == {"stream": True, "stream_options": {"include_usage": True}}
+
+    def test_messages(self) -> None:
+        parts = [Part(text="what?"), Part(type="image", url="data:x")]
+        call = ToolCall(id="c1", name="weather", arguments='{"a":1}')
+        messages = [
+            Message(role="system", content="be brief"),
+            Message(role="user", content=parts, name="ann"),
+            Message(role="assistant", tool_calls=[call], reasoning="hm"),
+            Message(role="tool", content="sun", tool_call_id="c1"),
+        ]
+        function = {"name": "weather", "arguments": '{"a":1}'}
+        assert body(messages=messages)["messages"] == [
+            {"role": "system", "content": "be brief"},
+            {
+                "role": "user",
+                "name": "ann",
+                "content": [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "data:x"}}],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+                "reasoning_content": "hm",
+            },
+            {"role": "tool", "content": "sun", "tool_call_id": "c1"},
+        ]
+
+    def test_tools(self) -> None:
+        function = {"name": "weather", "description": "tells it", "parameters": {"type": "object"}}
+        tools = [{"type": "function", "function": function}]
+        assert body(tools=[WEATHER]) == {"tools": tools}
+        assert body(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False) == {
+            "tools": tools,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        choice = {"type": "function", "function": {"name": "weather"}}
+        assert body(tools=[WEATHER], tool_choice="function", tool_name="weather")["tool_choice"] == choice
+        assert body(tools=[Tool(name="x", strict=True)])["tools"][0]["function"] == {"name": "x", "strict": True}
+        assert body(tool_choice="none") == {}
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"n": 2}, {"n": 2}),
+            ({"continue_final": True}, {"continue_final_message": True, "add_generation_prompt": False}),
+            ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+            ({"template_kwargs": {"enable_thinking": False}}, {"chat_template_kwargs": {"enable_thinking": False}}),
+            ({"include_reasoning": False}, {"include_reasoning": False}),
+            ({"extras": {"vllm_xargs": msgspec.Raw(b'{"a":1}')}}, {"vllm_xargs": {"a": 1}}),
+        ],
+    )
+    def test_other_fields(self, fields: dict[str, Any], told: dict[str, Any]) -> None:
+        assert body(**fields) == told
+
+    def test_what_the_task_says_wins_over_extras_and_defaults(self) -> None:
+        extras = {"temperature": msgspec.Raw(b"2"), "user": msgspec.Raw(b'"u"')}
+        task = Generate(model="m", messages=HI, sampling=Sampling(temperature=0.5), extras=extras)
+        _, data = request_of(task, "up", strip=("messages", "seed"), defaults={"temperature": 1, "seed": 3, "top_k": 9})
+        assert json.loads(data) == {"model": "up", "temperature": 0.5, "user": "u", "top_k": 9}
+
+
+class TestSampling:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "max_tokens",
+            "min_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "length_penalty",
+        ],
+    )
+    def test_numbers_keep_their_names(self, name: str) -> None:
+        fields: dict[str, Any] = {name: 0}
+        assert body(sampling=Sampling(**fields)) == fields
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"stop": ["a"], "stop_token_ids": [3]}, {"stop": ["a"], "stop_token_ids": [3]}),
+            ({"bad_words": ["x"], "ignore_eos": True}, {"bad_words": ["x"], "ignore_eos": True}),
+            ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+            ({"include_stop": True}, {"include_stop_str_in_output": True}),
+            ({"logit_bias": {7: -1.5}}, {"logit_bias": {"7": -1.5}}),
+            ({"logprobs": 0}, {"logprobs": True, "top_logprobs": 0}),
+            ({"logprobs": 4}, {"logprobs": True, "top_logprobs": 4}),
+        ],
+    )
+    def test_others_have_names_of_the_wire(self, fields: dict[str, Any], told: dict[str, Any]) -> None:
+        assert body(sampling=Sampling(**fields)) == told
+
+    def test_every_field_is_known(self) -> None:
+        """A field that Sampling gets later must be thought of here."""
+        given: dict[str, Any] = {
+            "stop": ["a"],
+            "stop_token_ids": [1],
+            "bad_words": ["b"],
+            "logit_bias": {1: 1.0},
+            "guide": Guide(kind="json_object"),
+        }
+        for name in Sampling.__struct_fields__:
+            assert body(sampling=Sampling(**{name: given.get(name, 1)})), name
+
+    @pytest.mark.parametrize(
+        ("guide", "told"),
+        [
+            (Guide(kind="json_object"), {"response_format": {"type": "json_object"}}),
+            (
+                Guide(kind="json_schema", value='{"type": "object"}'),
+                {
+                    "response_format": {
+                        "type": "json_schema",
+                        "json_schema": {"name": "answer", "schema": {"type": "object"}},
+                    }
+                },
+            ),
+            (Guide(kind="regex", value="a+"), {"structured_outputs": {"regex": "a+"}}),
+            (Guide(kind="grammar", value="root ::= x"), {"structured_outputs": {"grammar": "root ::= x"}}),
+            (Guide(kind="choice", value='["a","b"]'), {"structured_outputs": {"choice": ["a", "b"]}}),
+            (
+                Guide(kind="structural_tag", value='{"structures":[]}'),
+                {"response_format": {"type": "structural_tag", "structures": []}},
+            ),
+        ],
+    )
+    def test_guides(self, guide: Guide, told: dict[str, Any]) -> None:
+        assert body(sampling=Sampling(guide=guide)) == told
+
+    def test_a_guide_that_is_no_json(self) -> None:
+        with pytest.raises(InvalidValue, match="choice: not JSON"):
+            body(sampling=Sampling(guide=Guide(kind="choice", value="[")))
+
+
+class TestCompletions:
+    @pytest.mark.parametrize(
+        ("prompts", "told"),
+        [(["a"], "a"), ([[1, 2]], [1, 2]), (["a", "b"], ["a", "b"]), ([[1], [2]], [[1], [2]])],
+    )
+    def test_prompts(self, prompts: list[Any], told: Any) -> None:
+        task = Generate(model="m", prompts=prompts, sampling=Sampling(logprobs=2), echo=True, best_of=3)
+        path, data = request_of(task, "up", defaults={})
+        assert path == "/completions"
+        assert json.loads(data) == {"model": "up", "prompt": told, "logprobs": 2, "echo": True, "best_of": 3}
+
+    def test_texts_and_ids_do_not_mix(self) -> None:
+        with pytest.raises(InvalidValue, match="all texts or all token ids"):
+            request_of(Generate(model="m", prompts=["a", [1]]), "up", defaults={})

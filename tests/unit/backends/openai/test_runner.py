@@ -1,0 +1,324 @@
+"""Requests of OpenAI's API passed on, and answers passed back, byte for byte but for the model's name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.backends.openai import runner as runner_module
+from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidValue,
+    Malformed,
+    ShoalError,
+    TransportFailed,
+    Unsupported,
+    UpstreamRefused,
+)
+from shoal.types import Embed, Usage
+from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
+from tests.unit.backends.openai.kit import (
+    HEAD,
+    USAGE,
+    asked,
+    chunks_of,
+    context,
+    delta,
+    last,
+    passed_on,
+    runner_of,
+    streaming,
+    typed,
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as made:
+        yield made
+
+
+@pytest.fixture
+async def runner(server: FakeUpstream) -> AsyncIterator[UpstreamRunner]:
+    made = runner_of(server, lora="up/lora")
+    yield made
+    await made.aclose()
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("dialect", "path"),
+        [
+            ("openai.chat", "/chat/completions"),
+            ("openai.completions", "/completions"),
+            ("openai.responses", "/responses"),
+        ],
+    )
+    async def test_a_dialect_has_its_route(
+        self, server: FakeUpstream, runner: UpstreamRunner, dialect: str, path: str
+    ) -> None:
+        server.on(path, answer({"model": "up/model", "x": 1}))
+        chunks = await chunks_of(runner, asked({"model": "mine"}, dialect=dialect))
+        assert chunks[0].raw == (dialect, b'{"model": "mine", "x": 1}')
+        assert server.requests[0].path == "/v1" + path
+        assert server.requests[0].headers["x-request-id"] == "req-1"
+
+    async def test_unknown_fields_go_on_byte_for_byte(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer({}))
+        body = rb'{"model":"mine","messages":[ ],"vllm_xargs":{"a": [1.50, "\u00e9"]},"n":1e0,"top_k":40}'
+        await chunks_of(runner, asked(body))
+        assert server.requests[0].body == body.replace(b'"mine"', b'"up/model"')
+
+    async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
+        """Fields are stripped, and given where the client says nothing; not to the Responses API, which has others."""
+        runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
+        for path in ("/chat/completions", "/responses"):
+            server.on(path, answer({}))
+        await chunks_of(runner, asked({"model": "mine", "priority": 1, "seed": 2}))
+        assert server.requests[0].json == {"model": "up/model", "seed": 2, "top_k": 4}
+        await chunks_of(runner, asked({"model": "mine", "priority": 1}, dialect="openai.responses"))
+        assert server.requests[1].json == {"model": "up/model"}
+        await runner.aclose()
+
+    async def test_an_adapter_is_a_model_of_the_server(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer({"model": "up/lora"}))
+        chunks = await chunks_of(runner, asked({"model": "mine:lora"}, adapter="lora"))
+        assert server.requests[0].json == {"model": "up/lora"}
+        assert passed_on(chunks) == b'{"model": "mine:lora"}'
+        with pytest.raises(InvalidValue, match="no adapter 'other'; it has lora"):
+            await chunks_of(runner, asked({"model": "mine:other"}, adapter="other"))
+
+    async def test_what_cannot_be_asked(self, runner: UpstreamRunner) -> None:
+        with pytest.raises(Malformed):
+            await chunks_of(runner, typed(raw=("openai.chat", b"[]")))
+        with pytest.raises(Unsupported, match="does not embed"):
+            await runner.run(Embed(model="mine", inputs=["a"]), context())
+
+
+class TestWholeAnswers:
+    async def test_bytes_and_usage(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        body = b'{ "id":"c","model" : "up/model","choices":[{"message":{"content":"up/model"}}],"usage":'
+        body += json.dumps({**USAGE, "prompt_tokens_details": {"cached_tokens": 3}}).encode() + b',"x":1.0}'
+        server.on("/chat/completions", answer(body))
+        (chunk,) = await chunks_of(runner, asked())
+        assert chunk.raw == ("openai.chat", body.replace(b': "up/model"', b': "mine"'))
+        assert chunk.usage == Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=3)
+
+    async def test_a_client_that_names_no_model_reads_the_served_name(
+        self, server: FakeUpstream, runner: UpstreamRunner
+    ) -> None:
+        server.on("/chat/completions", answer({"model": "up/model"}))
+        assert passed_on(await chunks_of(runner, asked({"messages": []}))) == b'{"model": "mine"}'
+
+    @pytest.mark.parametrize(
+        ("script", "words"),
+        [
+            (answer(b"<html>"), "no JSON"),
+            (answer(b"{}", content_type="text/event-stream"), "was asked for one answer"),
+            (answer(b"", 201), "status 201"),
+            (answer(b'{"x":"' + b"y" * 2000 + b'"}'), "more than 1000 bytes"),
+        ],
+    )
+    async def test_answers_that_are_none(
+        self,
+        server: FakeUpstream,
+        runner: UpstreamRunner,
+        script: Script,
+        words: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(runner_module, "MAX_ANSWER_BYTES", 1000)
+        server.on("/chat/completions", script)
+        with pytest.raises(EngineFailed, match=words):
+            await chunks_of(runner, asked())
+
+
+class TestStreams:
+    async def test_events_as_they_came(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        events = [delta("", role="x"), delta("Grüße"), delta('{"model":"up/model"}'), delta("", finish="stop"), DONE]
+        server.on("/chat/completions", stream(*events))
+        chunks = await chunks_of(runner, streaming())
+        expected = b"".join(events).replace(b'"model":"up/model","ch', b'"model":"mine","ch')
+        assert passed_on(chunks) == expected
+        assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+        assert server.requests[0].json == {"model": "up/model", "messages": [], "stream": True}
+
+    async def test_events_that_came_together_are_one_chunk(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta() + delta("b") + delta("c", finish="stop") + DONE))
+        assert len(await chunks_of(runner, streaming())) == 1
+
+    async def test_a_connection_serves_stream_after_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta(), DONE))
+        for _ in range(3):
+            await chunks_of(runner, streaming())
+        assert server.connections == 1
+
+    @given(
+        cuts=st.lists(st.integers(0, 2000), max_size=10),
+        ends=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+        texts=st.lists(st.sampled_from(["a", "Grüße", "🐟", '"model":"up/model"', "data: x", ""]), max_size=4),
+    )
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_whatever_the_pieces(self, cuts: list[int], ends: bytes, texts: list[str]) -> None:
+        """Pieces of any size, cut inside of characters, names and line ends."""
+
+        async def run() -> tuple[bytes, bytes]:
+            events = [*map(delta, texts), delta("", finish="stop"), DONE]
+            data = b"".join(event.replace(b"\n", ends) for event in events)
+            places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+            pieces = [data[a:b] for a, b in itertools.pairwise(places)]
+            async with FakeUpstream() as server:
+                server.on("/chat/completions", stream(*pieces))
+                runner = runner_of(server)
+                got = passed_on(await chunks_of(runner, streaming()))
+                await runner.aclose()
+            return got, data.replace(b'"model":"up/model","choices"', b'"model":"mine","choices"')
+
+        got, expected = asyncio.run(run())
+        assert got.rstrip(b"\r\n") == expected.rstrip(b"\r\n")
+
+    async def test_heartbeats_stay_here(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        """The front makes its own; the model's silence must be seen as such."""
+        server.on("/chat/completions", stream(b": ping\n\n", delta(), b":\n\n: x\n\n", delta("b", finish="stop"), DONE))
+        got = passed_on(await chunks_of(runner, streaming()))
+        assert got == delta(model="mine") + delta("b", "mine", finish="stop") + DONE
+
+    async def test_usage_is_told_once_at_the_end(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta(usage=None), delta("", finish="stop", usage=None), last(), DONE))
+        chunks = await chunks_of(runner, streaming(stream_options={"include_usage": True}))
+        assert [chunk.usage for chunk in chunks if chunk.usage] == [Usage(prompt_tokens=5, completion_tokens=2)]
+
+    @pytest.mark.parametrize("ends", [[DONE], []])
+    async def test_usage_that_is_told_all_along(
+        self, server: FakeUpstream, runner: UpstreamRunner, ends: list[bytes]
+    ) -> None:
+        """As vLLM does with continuous_usage_stats: the last one counts."""
+        counts = [{"prompt_tokens": 5, "completion_tokens": n} for n in (1, 2, 3)]
+        events = [delta(usage=count) for count in counts]
+        server.on("/chat/completions", stream(*events, *ends))
+        chunks = await chunks_of(runner, streaming())
+        assert [chunk.usage for chunk in chunks if chunk.usage] == [Usage(prompt_tokens=5, completion_tokens=3)]
+        assert chunks[-1].usage is not None
+        assert passed_on(chunks) == b"".join(delta(model="mine", usage=count) for count in counts) + b"".join(ends)
+
+    async def test_the_responses_api(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        """No [DONE], names of events, usage in the last one."""
+        usage = {"input_tokens": 4, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 1}}
+        made = b"event: response.created\n" + event({"type": "response.created", "response": {"model": "up/model"}})
+        text = b"event: response.output_text.delta\n" + event({"type": "response.output_text.delta", "delta": "a"})
+        whole = {"type": "response.completed", "response": {"model": "up/model", "usage": usage}}
+        done = b"event: response.completed\n" + event(whole)
+        server.on("/responses", stream(made, text, done))
+        chunks = await chunks_of(runner, asked({"model": "mine", "stream": True}, dialect="openai.responses"))
+        assert passed_on(chunks) == (made + text + done).replace(b"up/model", b"mine")
+        assert chunks[-1].usage == Usage(prompt_tokens=4, completion_tokens=6, reasoning_tokens=1)
+
+    async def test_a_stream_without_done(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta(), delta("", finish="stop")))
+        assert passed_on(await chunks_of(runner, streaming())).endswith(delta("", "mine", finish="stop"))
+
+    async def test_what_follows_done_is_nothing(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(delta() + DONE + delta("b")))
+        assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine") + DONE
+
+    async def test_an_error_in_the_stream_is_passed_on(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        error = event({"error": {"message": "boom", "type": "server_error", "code": 500}})
+        server.on("/chat/completions", stream(delta(), error, DONE))
+        assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine") + error + DONE
+
+    @pytest.mark.parametrize("how", ["ends", "breaks"])
+    async def test_a_stream_that_stops_inside_of_an_event(
+        self, server: FakeUpstream, runner: UpstreamRunner, how: str
+    ) -> None:
+        """What was whole before is passed on."""
+
+        async def ending(exchange: Exchange) -> None:
+            await (exchange.end() if how == "ends" else exchange.cut())
+
+        server.on("/chat/completions", stream(delta(), b'data: {"choi', after=ending))
+        got = []
+        with pytest.raises(TransportFailed):
+            async with aclosing(runner.stream(streaming(), context())) as chunks:
+                async for chunk in chunks:
+                    got.append(chunk)  # noqa: PERF401 - what came before the error is what counts
+        assert passed_on(got) == delta(model="mine")
+
+    async def test_an_answer_that_is_no_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer({"choices": []}))
+        with pytest.raises(EngineFailed, match="was asked for a stream"):
+            await chunks_of(runner, streaming())
+
+
+class TestErrors:
+    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    async def test_a_refusal_comes_before_the_first_chunk(
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Any
+    ) -> None:
+        body = b'{"error": {"message":"context length", "code":"context_length_exceeded" }}'
+        server.on("/chat/completions", answer(body, 400, retry_after="3"))
+        chunks = runner.stream(task, context())
+        with pytest.raises(UpstreamRefused, match="context length") as caught:
+            await anext(chunks)
+        assert (caught.value.status, caught.value.body, caught.value.retry_after) == (400, body, 3.0)
+
+    async def test_a_page_of_a_proxy_is_not_passed_on(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer(b"<html>", 502, content_type="text/html"))
+        with pytest.raises(UpstreamRefused) as caught:
+            await chunks_of(runner, asked())
+        assert (caught.value.status, caught.value.body) == (502, b"")
+
+    async def test_a_body_without_end_is_cut(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer(b'{"error":"' + b"x" * 2**20 + b'"}', 500))
+        with pytest.raises(UpstreamRefused) as caught:
+            await chunks_of(runner, asked())
+        assert caught.value.body == b""
+
+    async def test_shoals_own_key(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", answer({"error": {"message": "bad key sk-1"}}, 401))
+        with pytest.raises(EngineFailed, match="upstream_api_key"):
+            await chunks_of(runner, asked())
+
+    @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
+    async def test_the_deadline(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:
+        server.on("/chat/completions", script)
+        with pytest.raises(DeadlineExceeded):
+            await chunks_of(runner, streaming(), context(0.05))
+        assert runner.ready()
+
+    async def test_nobody_there(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        await server.stop()
+        with pytest.raises(TransportFailed, match="is not reachable"):
+            await chunks_of(runner, asked())
+
+    async def test_after_closing(self, runner: UpstreamRunner) -> None:
+        await runner.aclose()
+        await runner.aclose()
+        with pytest.raises(ShoalError):
+            await chunks_of(runner, asked())
+
+
+class TestServersWithoutResponses:
+    async def test_the_task_is_asked_for_by_chat(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        """And the next one at once."""
+        choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
+        server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
+        for _ in range(2):
+            chunks = await chunks_of(runner, asked({"model": "mine", "input": "hi"}, dialect="openai.responses"))
+            assert [chunk.text for chunk in chunks] == ["hey", ""]
+        paths = [request.path for request in server.requests]
+        assert paths == ["/v1/responses", "/v1/chat/completions", "/v1/chat/completions"]
+
+    async def test_a_model_that_is_gone_is_another_matter(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/responses", answer({"error": {"message": "The model `up/model` does not exist."}}, 404))
+        with pytest.raises(UpstreamRefused):
+            await chunks_of(runner, asked({"model": "mine"}, dialect="openai.responses"))

@@ -1,0 +1,121 @@
+"""What keeps a model in service, without any server: see test_engine and test_llm for the rest of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from shoal.backends.triton.watch import Watch
+from shoal.errors import ConfigError, Crashed, ShoalError, TransportFailed
+from tests.unit.triton.kit import until
+
+
+@dataclass(frozen=True)
+class Schema:
+    kind: str = "one"
+
+    @property
+    def tensors(self) -> tuple[object, ...]:
+        return (self.kind,)
+
+
+@dataclass
+class Model:
+    """A target: `serves` is what the server says of it, `found` how it is called, `fails` why it cannot be found."""
+
+    serves: bool = True
+    found: Schema = field(default_factory=Schema)
+    fails: ShoalError | None = None
+    looks: int = 0
+    finds: list[tuple[bool, bool]] = field(default_factory=list)
+
+    async def serving(self) -> bool:
+        self.looks += 1
+        return self.serves
+
+    async def find(self, *, again: bool = False, reload: bool = False) -> Schema:
+        self.finds.append((again, reload))
+        if self.fails is not None:
+            raise self.fails
+        self.serves = True
+        return self.found
+
+
+class Door:
+    def __init__(self) -> None:
+        self.refuses: ShoalError | None = None
+
+    async def __call__(self) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+
+
+def watch(model: Model, door: Door | None = None, *, serving: bool = True) -> Watch[Schema]:
+    return Watch("it", model, Schema(), door or Door(), serving=serving)
+
+
+async def test_nothing_is_looked_at_before_the_start() -> None:
+    model = Model()
+    found = watch(model, serving=False)
+    await asyncio.sleep(0)
+    assert (found.ready, found.reason, model.looks, model.finds) == (False, "it was not reached yet", 0, [])
+    await found.aclose()
+
+
+async def test_the_first_time_it_may_be_loaded_later_it_is_found_again() -> None:
+    """Whoever unloaded it later on wanted that."""
+    model = Model()
+    found = watch(model, serving=False)
+    found.start(look_s=0.0, retry_s=(0.0,))
+    await until(lambda: found.ready)
+    model.serves = False
+    await until(lambda: len(model.finds) == 2 and found.ready)
+    assert model.finds == [(False, False), (True, False)]
+    assert found.reason == ""
+    await found.aclose()
+
+
+@pytest.mark.parametrize(("error", "reload"), [(TransportFailed("gone"), False), (Crashed("dead"), True)])
+async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
+    """Without waiting for the next look; a process that died is started anew, once."""
+    model = Model()
+    found = watch(model)
+    found.start(look_s=3600.0, retry_s=(0.0,))
+    await until(lambda: model.looks == 1)
+    found.lost(error)
+    assert (found.ready, found.reason) == (False, error.message)
+    await until(lambda: found.ready)
+    found.lost(TransportFailed("again"))
+    await until(lambda: found.ready)
+    assert model.finds == [(True, reload), (True, False)]
+    await found.aclose()
+
+
+async def test_what_came_back_otherwise_stays_out() -> None:
+    model, door = Model(found=Schema("other")), Door()
+    found = watch(model, door, serving=False)
+    found.start(look_s=0.0, retry_s=(0.0,))
+    await until(lambda: "not those of its peers" in found.reason)
+    model.found, door.refuses = Schema(), ConfigError("not through this door")
+    await until(lambda: found.reason == "not through this door")
+    door.refuses = None
+    await until(lambda: found.ready)
+    model.serves, model.found = False, Schema("other")
+    await until(lambda: "are not what they were" in found.reason)
+    assert found.schema == Schema()
+    await found.aclose()
+
+
+async def test_closed_it_is_out_of_service_for_good() -> None:
+    model = Model()
+    found = watch(model)
+    found.start(look_s=0.0, retry_s=(0.0,))
+    await until(lambda: model.looks > 1)
+    await found.aclose()
+    await found.aclose()
+    looks = model.looks
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (found.ready, model.looks) == (False, looks)

@@ -1,0 +1,220 @@
+"""The load on language models against a server of a few lines, and its reading of events against a scripted clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+
+from shoal.bench.answers import Answer
+from shoal.bench.chat import ChatPlan, Heard, cpu_s, measure_http, run_level, run_levels
+
+
+class Talker:
+    """Streams three words and a usage event, or what a test sets; `refuse`: a status to answer instead."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.heads: list[bytes] = []
+        self.tail = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\ndata: [DONE]\n\n'
+        self.refuse = ""
+        self.now = self.most = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                if head.startswith(b"GET"):
+                    writer.write(whole("200 OK", b'{"data":[{"id":"vectors","tasks":["embed"]},{"id":"first"}]}'))
+                    continue
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.asked.append(json.loads(await reader.readexactly(length)))
+                self.now += 1
+                self.most = max(self.most, self.now)
+                await self.answer(writer)
+                self.now -= 1
+        except asyncio.IncompleteReadError:
+            pass  # the client is done
+        finally:
+            writer.close()
+
+    async def answer(self, writer: asyncio.StreamWriter) -> None:
+        asked = self.asked[-1]
+        if self.refuse:
+            writer.write(whole(self.refuse, b'{"error":{"message":"not now"}}'))
+        elif not asked["stream"]:
+            writer.write(whole("200 OK", b'{"choices":[{"text":"a b"}],"usage":{"completion_tokens":2}}'))
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            for word in ("", "a", "b", "c"):
+                choice = {"delta": {"content": word}} if "messages" in asked else {"text": word}
+                writer.write(chunked(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"))
+                await asyncio.sleep(0)
+            writer.write(chunked(self.tail) + b"0\r\n\r\n")
+
+
+def chunked(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def whole(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@asynccontextmanager
+async def talking() -> AsyncIterator[Talker]:
+    talker = Talker()
+    listener = await asyncio.start_server(talker.serve, "127.0.0.1", 0)
+    talker.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield talker
+    finally:
+        listener.close()
+        await listener.wait_closed()
+
+
+async def test_streams_are_asked_and_timed() -> None:
+    """Two levels; no more requests in flight than said; every prompt is another; the server's counts are used."""
+    async with talking() as talker:
+        plan = ChatPlan(concurrency=(1, 3), requests=7, input_tokens=12, output_tokens=5)
+        one, three = await measure_http(talker.url, plan, key="secret")
+    assert (one.concurrency, one.requests, three.concurrency, three.requests) == (1, 7, 3, 7)
+    assert not three.errors
+    assert three.rows["Output Sequence Length (tokens)"].avg == 4
+    assert three.rows["Input Sequence Length (tokens)"].avg == 9
+    assert one.rows["Time To First Token (ms)"].max <= one.rows["Request Latency (ms)"].max
+    assert talker.most <= 3
+    prompts = [body["messages"][0]["content"] for body in talker.asked]
+    assert len(set(prompts)) == len(prompts) == 15
+    assert {len(prompt.split()) for prompt in prompts} == {12}
+    assert {(body["model"], body["max_tokens"], body["stream"]) for body in talker.asked} == {("first", 5, True)}
+    assert all(body["stream_options"] == {"include_usage": True} for body in talker.asked)
+    assert all(b"authorization: Bearer secret\r\n" in head for head in talker.heads)
+
+
+async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
+    """/v1/completions takes a prompt; an answer that comes whole has no first token."""
+    async with talking() as talker:
+        plan = ChatPlan(model="m", requests=2, endpoint="completions", stream=False, exact=True, output_tokens=8)
+        (found,) = await measure_http(talker.url, plan)
+    assert talker.heads[0].startswith(b"POST /v1/completions ")
+    body = talker.asked[0]
+    assert (body["model"], body["ignore_eos"], body["min_tokens"]) == ("m", True, 8)
+    assert "stream_options" not in body
+    assert isinstance(body["prompt"], str)
+    assert "Time To First Token (ms)" not in found.rows
+    assert found.rows["Output Sequence Length (tokens)"].avg == 2
+
+
+async def test_a_refusal_at_the_start_ends_it_with_the_server_s_words() -> None:
+    """Nothing is measured against a wall."""
+    async with talking() as talker:
+        talker.refuse = "429 Too Many Requests"
+        with pytest.raises(RuntimeError, match=r"429: .*not now"):
+            await measure_http(talker.url, ChatPlan(model="m"))
+    assert len(talker.asked) == 1
+
+
+async def test_an_error_in_mid_stream_is_no_answer() -> None:
+    """It is told by its words, though the status was 200."""
+    async with talking() as talker:
+        talker.tail = b'data: {"error":{"message":"out of memory"}}\n\n'
+        with pytest.raises(RuntimeError, match=r"in mid-stream: .*out of memory"):
+            await measure_http(talker.url, ChatPlan(model="m"))
+
+
+async def test_nothing_listens() -> None:
+    """Before a model is known that is an OSError, and afterwards the reason of a failed answer."""
+    with pytest.raises(OSError):
+        await measure_http("http://127.0.0.1:9", ChatPlan())
+    with pytest.raises(RuntimeError, match="connect: "):
+        await measure_http("http://127.0.0.1:9", ChatPlan(model="m"))
+
+
+def test_every_piece_of_text_is_timed_once() -> None:
+    """Roles, finish reasons and usage are no pieces; reasoning is one; so is each event of a part that holds two."""
+    ticks = count(1.0)
+    heard = Heard(0.0, lambda: next(ticks))
+    heard(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
+    heard(b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\ndata: {"choices":[{"text":"a"}]}\n\n')
+    heard(b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n: ping\n\n')
+    heard(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+    assert heard.answer.arrivals == [1.0, 2.0, 3.0]
+    assert heard.answer.tokens == 3
+    assert not heard.answer.error
+
+
+@pytest.mark.parametrize("data", [b"data: {nonsense\n\n", b'data: {"choices":3}\n\n'])
+def test_what_cannot_be_read_is_an_error(data: bytes) -> None:
+    """Said as such, not passed over."""
+    heard = Heard(0.0)
+    heard(data)
+    assert heard.answer.error.startswith("an answer that cannot be read")
+
+
+class Scripted:
+    """Answers at once; `wrong`: how many answers fail after the first."""
+
+    def __init__(self, wrong: int = 0) -> None:
+        self.wrong = wrong
+        self.asked = 0
+
+    async def ask(self, prompt: str) -> Answer:
+        self.asked += 1
+        return Answer(0.0, 1.0, [0.5, 1.0], error="broken" if 1 < self.asked <= 1 + self.wrong else "")
+
+
+async def test_so_many_are_in_flight_as_was_said() -> None:
+    """Three callers meet at a gate that opens for three: fewer would wait for ever, more are counted."""
+    gate, now, most = asyncio.Barrier(3), 0, 0
+
+    class Meeting:
+        async def ask(self, prompt: str) -> Answer:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await gate.wait()
+            now -= 1
+            return Answer(0.0, 1.0)
+
+    found = await run_level(Meeting(), ChatPlan(requests=9), 3, lambda: "a")
+    assert (found.requests, most) == (9, 3)
+
+
+async def test_failures_during_a_run_are_counted() -> None:
+    """The run goes on; the number of requests is kept, also where it is no multiple of the streams."""
+    asks = Scripted(wrong=2)
+    (found,) = await run_levels(asks, ChatPlan(requests=10, concurrency=(4,)), seed=1)
+    assert (found.requests, found.errors, asks.asked) == (8, {"broken": 2}, 11)
+
+
+async def test_without_a_number_each_stream_asks_four_times() -> None:
+    """And there are at least twenty."""
+    plan = ChatPlan()
+    asks = Scripted()
+    await run_level(asks, plan, 1, lambda: "a")
+    assert asks.asked == 20
+    await run_level(asks, plan, 10, lambda: "a")
+    assert asks.asked == 60
+
+
+async def test_the_server_s_processor_time_is_told() -> None:
+    """Of the process that is named: this one."""
+    (found,) = await run_levels(Scripted(), ChatPlan(server_pid=os.getpid()), seed=1)
+    assert found.server_cpu_us is not None
+    assert found.server_cpu_us >= 0
+
+
+def test_a_process_that_is_not_there() -> None:
+    """One line that names the option."""
+    assert cpu_s(None) is None
+    with pytest.raises(RuntimeError, match="is --server-pid right"):
+        cpu_s(2**22 + 1)

@@ -1,0 +1,359 @@
+"""`shoal chat`: in this process with the fake model, and against a small server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.cli._talking import There, opened
+from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
+from shoal.types import Chunk, Context, Generate, Message, Sampling
+
+runner = CliRunner()
+ASKED = [Message(role="user", content="a?")]
+
+
+def unheard(line: str) -> None:
+    """Does not listen."""
+
+
+class Upstream(ThreadingHTTPServer):
+    """Streams `events`, as they stand; keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.models: list[dict[str, Any]] = [{"id": "vectors", "tasks": ["embed"]}, {"id": "talker"}]
+        self.events = [
+            b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n: ping\n\n',
+            b'data: {"choices":[{"delta":{"reasoning_content":"Hm."}}]}\n\n',
+            b'data: {"choices":[{"delta":{"content":"S\xc3\xad, "}}],"usage":null}\n\n',
+            b'data: {"choices":[{"delta":{"content":"claro."}}]}\n\n',
+            b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n',
+            b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}\n\n',
+            b"data: [DONE]\n\n",
+        ]
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Reply(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Upstream
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        self.whole(200 if self.path == "/v1/models" else 404, json.dumps({"data": self.server.models}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers["authorization"])
+        if body["model"] == "nobody":
+            self.whole(404, b'{"error":{"message":"no model nobody; known: talker"}}')
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for event in self.server.events:
+            self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def whole(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    server = Upstream()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestHere:
+    def test_only_the_answer_is_on_standard_output(self) -> None:
+        """The fake model repeats the question; figures go to standard error."""
+        result = runner.invoke(app, ["chat", "fake:", "what is this", "--stats"])
+        assert result.exit_code == 0, result.output
+        assert result.stdout == "what is this\n"
+        assert "tokens" in result.stderr
+
+    def test_a_question_that_is_piped_in(self) -> None:
+        """Alone, or where - stands; the last line end is no part of it."""
+        assert runner.invoke(app, ["chat", "fake:"], input="from a pipe\n").stdout == "from a pipe\n"
+        assert runner.invoke(app, ["chat", "fake:", "and", "-"], input="a pipe\n").stdout == "and a pipe\n"
+
+    def test_most_tokens(self) -> None:
+        """An answer that was cut says so, beside the answer."""
+        result = runner.invoke(app, ["chat", "--model", "fake:", "one two three", "--max-tokens", "2"])
+        assert result.stdout == "one two\n"
+        assert "--max-tokens" in result.stderr
+
+    def test_an_error_of_the_model_is_one_line(self) -> None:
+        """Exit code 1."""
+        result = runner.invoke(app, ["chat", "fake:", "reject-item"])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+
+    def test_a_model_that_cannot_load(self, tmp_path: Path) -> None:
+        """Its error is the command's."""
+        result = runner.invoke(app, ["chat", f"file:{tmp_path}/nowhere", "a"])
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1].startswith("error: nowhere: ")
+
+    def test_a_wrong_address(self) -> None:
+        """The grammar's own message, exit code 2."""
+        result = runner.invoke(app, ["chat", "hff:a/b", "a"])
+        assert result.exit_code == 2
+        assert "did you mean hf:?" in result.stderr
+
+
+class TestArguments:
+    def test_no_model(self) -> None:
+        """The default model embeds, so one has to be named."""
+        result = runner.invoke(app, ["chat"], input="a")
+        assert result.exit_code == 2
+        assert "name a model: shoal chat MODEL" in result.stderr
+
+    def test_an_empty_question(self) -> None:
+        """Said before anything is loaded."""
+        for arguments, text in ((["chat", "fake:"], ""), (["chat", "fake:", " "], None)):
+            result = runner.invoke(app, arguments, input=text)
+            assert result.exit_code == 1
+            assert "the question is empty" in result.stderr
+
+    def test_bytes_that_are_no_text(self) -> None:
+        """Bytes that are no UTF-8 reach Python as surrogates in arguments."""
+        assert "not UTF-8 (byte 1)" in runner.invoke(app, ["chat", "fake:"], input=b"\xfc").stderr
+        assert "not UTF-8" in runner.invoke(app, ["chat", "fake:", "\udcfc"]).stderr
+
+    def test_a_conversation_needs_a_terminal_on_both_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answers of many questions in one file would not say which is which."""
+        from shoal.cli.chat import _question
+
+        class Tty(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        monkeypatch.setattr("sys.stdin", Tty())
+        with pytest.raises(ConfigError, match="pipe it in"):
+            _question([])
+        monkeypatch.setattr("sys.stdout", Tty())
+        assert _question([]) is None
+
+
+class TestThere:
+    def test_a_server_is_asked(self, upstream: Upstream) -> None:
+        """Its first model that generates, with the key of the settings; only the answer is printed."""
+        arguments = ["chat", "--url", upstream.url, "ready?", "--system", "be brief", "--temperature", "0.5", "--stats"]
+        result = runner.invoke(app, arguments, env={"SHOAL_API_KEY": "k1 bulk"})
+        assert result.exit_code == 0, result.output
+        assert result.stdout == "Sí, claro.\n"
+        assert result.stderr.startswith("5 tokens")
+        (body,) = upstream.asked
+        assert body["model"] == "talker"
+        assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ready?"}]
+        assert (body["temperature"], body["stream"]) == (0.5, True)
+        assert "max_tokens" not in body
+        assert upstream.keys == ["Bearer k1"] * 2
+
+    def test_a_model_and_the_key_of_an_upstream(self, upstream: Upstream) -> None:
+        """/v1 at the end of the URL is as good as none."""
+        arguments = ["chat", "--url", f"{upstream.url}/v1/", "--model", "m", "--max-tokens", "7", "a?"]
+        result = runner.invoke(app, [*arguments, "--upstream-api-key", "other"], env={"SHOAL_API_KEY": "k1"})
+        assert result.exit_code == 0, result.output
+        assert (upstream.asked[0]["model"], upstream.asked[0]["max_tokens"]) == ("m", 7)
+        assert upstream.keys == ["Bearer other"]
+
+    def test_reasoning_and_usage_are_chunks(self, upstream: Upstream) -> None:
+        """What the terminal dims, and what /stats counts."""
+        chunks = list(There(upstream.url, "m").ask(ASKED, Sampling()))
+        assert "".join(chunk.reasoning for chunk in chunks) == "Hm."
+        usage = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        assert [(one.prompt_tokens, one.completion_tokens) for one in usage] == [(3, 5)]
+
+    def test_a_server_without_models_that_chat(self, upstream: Upstream) -> None:
+        """One line that names the flag."""
+        del upstream.models[1]
+        result = runner.invoke(app, ["chat", "--url", upstream.url, "a"])
+        assert result.exit_code == 1
+        assert "lists no model that chats: name one with --model" in result.stderr
+
+    def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
+        """Status and message."""
+        result = runner.invoke(app, ["chat", "--url", upstream.url, "--model", "nobody", "a"])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "answered 404: no model nobody; known: talker" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("event", "kind", "message"),
+        [
+            (b'data: {"error":{"message":"out of memory","type":"x"}}\n\n', EngineFailed, "^out of memory$"),
+            (b'data: {"error":"out of memory"}\n\n', EngineFailed, "^out of memory$"),
+            (b"data: nonsense\n\n", EngineFailed, "no chunk of a chat"),
+            (b'data: {"choices":[{"delta":{"content":"half"}}]}\n\n', TransportFailed, "broke off its answer"),
+        ],
+    )
+    def test_what_goes_wrong_in_mid_stream(
+        self, upstream: Upstream, event: bytes, kind: type[Exception], message: str
+    ) -> None:
+        """An error event, what cannot be read, and a stream that just ends."""
+        upstream.events[1:] = [event]
+        with pytest.raises(kind, match=message):
+            list(There(upstream.url, "m").ask(ASKED, Sampling()))
+
+    def test_a_stream_that_ends_without_done(self, upstream: Upstream) -> None:
+        """A finish reason is as good."""
+        del upstream.events[-1]
+        assert list(There(upstream.url, "m").ask(ASKED, Sampling()))[-1].usage is not None
+
+    def test_what_came_before_an_error_is_printed(self, upstream: Upstream) -> None:
+        """With a line end, so that the error has a line of its own."""
+        upstream.events[3:] = [b'data: {"error":{"message":"out of memory"}}\n\n']
+        result = runner.invoke(app, ["chat", "--url", upstream.url, "--model", "m", "a"])
+        assert (result.exit_code, result.stdout) == (1, "Sí, \n")
+        assert "error: out of memory" in result.stderr
+
+    def test_nothing_listens(self) -> None:
+        """The next step is in the line."""
+        result = runner.invoke(app, ["chat", "--url", "http://127.0.0.1:1", "a"])
+        assert result.exit_code == 1
+        assert "is a server running there?" in result.stderr
+
+    def test_a_bad_url(self) -> None:
+        """A usage error."""
+        result = runner.invoke(app, ["chat", "--url", "localhost:8080", "a"])
+        assert result.exit_code == 2
+        assert "write http://host:port" in result.stderr
+
+
+class Scripted:
+    """Stands for an App: one model that says a word, and then waits for ever."""
+
+    def __init__(self, *, tasks: tuple[str, ...] = ("generate",), state: str = "ready") -> None:
+        facts = SimpleNamespace(tasks=tasks)
+        self.card = SimpleNamespace(name="m", state=state, error="no such file", facts=facts, note="")
+        self.waiting: dict[str, str] = {}
+        self.gateway = self
+        self.loaded = asyncio.Event()
+        self.loaded.set()
+        self.stopped = threading.Event()
+        self.closed = False
+        self.sticks = False
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[Any]:
+        yield self
+        self.closed = True
+        if self.sticks:
+            raise OSError("it does not close")
+
+    async def wait_loaded(self) -> None:
+        await self.loaded.wait()
+
+    def models(self) -> list[Any]:
+        return [self.card]
+
+    def resolve(self, name: str) -> tuple[str, str]:
+        return "m", "lora"
+
+    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        assert (task.model, task.adapter, task.stream, ctx.remaining() > 60) == ("m", "lora", True, True)
+        try:
+            yield Chunk(text="a")
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+
+class TestOpened:
+    def test_closing_an_answer_stops_the_model(self) -> None:
+        """While its loop lives on in a thread of its own; that ends with the context."""
+        app = Scripted()
+        with opened(app.opening(), unheard) as here:
+            chunks = here.ask(ASKED, Sampling())
+            assert next(chunks).text == "a"
+            chunks.close()
+            assert app.stopped.wait(10)
+            assert next(here.ask(ASKED, Sampling())).text == "a"
+        assert app.closed
+        assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
+
+    @pytest.mark.parametrize(
+        ("app", "message"),
+        [
+            (Scripted(tasks=("embed",)), "m does not generate text: name a language model"),
+            (Scripted(state="failed"), "m: no such file"),
+        ],
+    )
+    def test_a_model_that_cannot_chat(self, app: Scripted, message: str) -> None:
+        """Said at once, and everything is closed."""
+        with pytest.raises(SetupError, match=message), opened(app.opening(), unheard):
+            pytest.fail("it was opened")
+        assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
+
+    def test_leaving_while_it_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C during a long load ends it, and what was opened is closed."""
+        app = Scripted()
+        app.loaded.clear()
+
+        def interrupted(self: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("shoal.cli._talking.Future.result", interrupted)
+        with pytest.raises(KeyboardInterrupt), opened(app.opening(), unheard):
+            pytest.fail("it was opened")
+        assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
+
+    def test_what_is_waited_for_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that is not there yet is no reason to look like a hang."""
+        monkeypatch.setattr("shoal.cli._talking.LOOK_S", 0.001)
+        app = Scripted()
+        app.loaded.clear()
+        app.card.note = "waiting for triton://h:1: it does not answer"
+        app.waiting = {"triton://other:1": "nobody is there"}
+        said: list[str] = []
+
+        def noted(line: str) -> None:
+            said.append(line)
+            if len(said) == 2:
+                app.loaded.set()
+
+        with opened(app.opening(), noted):
+            pass
+        assert said == [
+            "m is not there yet: waiting for triton://h:1: it does not answer",
+            "triton://other:1 is not there yet: nobody is there",
+        ]
+
+    def test_a_failure_to_close_is_no_secret(self) -> None:
+        """Though the answers were all given."""
+        app = Scripted()
+        app.sticks = True
+        with pytest.raises(OSError, match="does not close"), opened(app.opening(), unheard):
+            pass

@@ -1,0 +1,56 @@
+"""Flags of the servers that presets stand for, on Shoal's own command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.presets import FLAGS
+
+runner = CliRunner()
+
+
+def shown(*words: str) -> Any:
+    result = runner.invoke(app, ["config", "--json", *words])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("words", [("--triton_http_host", "10.0.0.5"), ("--triton_http_host=10.0.0.5",)])
+def test_they_are_read_under_their_preset(words: tuple[str, ...]) -> None:
+    """Before and after it, in both forms, beside Shoal's own."""
+    for line in ((*words, "--as", "triton-openai"), ("--as", "triton-openai", *words, "--port", "9000")):
+        assert shown(*line)["models"] == {"value": ["triton://10.0.0.5:8001"], "source": "--triton_http_host"}
+
+
+def test_addresses_may_stand_between() -> None:
+    """What is named goes before what a flag says."""
+    found = shown("--as", "triton-openai", "--triton_http_host", "h", "triton://other:9001", "--verbose", "True")
+    assert found["models"]["value"] == ["triton://other:9001"]
+    assert found["settings"]["log_level"] == {"value": "debug", "source": "--verbose"}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_without_the_preset_the_error_names_it(flag: str) -> None:
+    """The command line is at fault: exit code 2."""
+    result = runner.invoke(app, ["config", flag, "1"])
+    assert result.exit_code == 2
+    assert f"{flag} is a flag of {FLAGS[flag].name}: say --as {FLAGS[flag].name}" in " ".join(result.output.split())
+
+
+def test_the_help_is_about_shoal_s_own() -> None:
+    """No name of another server's."""
+    text = runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output
+    assert "--default-max-tokens" in text
+    assert not [flag for flag in FLAGS if f"{flag} " in text]
+
+
+def test_other_commands_do_not_know_them() -> None:
+    """Presets are about serving."""
+    result = runner.invoke(app, ["embed", "--triton_http_host", "h", "text"])
+    assert result.exit_code == 2
+    assert "No such option" in result.output

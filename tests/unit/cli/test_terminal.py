@@ -1,0 +1,207 @@
+"""`shoal chat` on a terminal: what is shown, what Ctrl-C and the commands do, with a scripted model."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Generator, Iterator, Sequence
+from itertools import count
+
+import pytest
+
+from shoal.cli._conversation import Conversation
+from shoal.cli._terminal import GOES_ON, PROMPT, Terminal
+from shoal.errors import EngineFailed
+from shoal.types import Chunk, Message, Sampling, Usage
+
+Step = Chunk | type[BaseException] | Exception
+
+
+class Script:
+    """Plays `steps` as the answer of every question, raising those that are exceptions, and keeps what it was asked."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps: Sequence[Step] = steps or (Chunk(text="Yes"), Chunk(text=", sir.", finish_reason="stop"))
+        self.asked: list[list[tuple[str, object]]] = []
+        self.sampling: list[Sampling] = []
+        self.closed = 0
+
+    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
+        self.asked.append([(one.role, one.content) for one in messages])
+        self.sampling.append(sampling)
+        try:
+            for step in self.steps:
+                if not isinstance(step, Chunk):
+                    raise step
+                yield step
+        finally:
+            self.closed += 1
+
+
+class Typed:
+    """A person who types these lines, and Ctrl-D at the end; an exception is raised as a key would."""
+
+    def __init__(self, *lines: str | type[BaseException]) -> None:
+        self._lines: Iterator[str | type[BaseException]] = iter(lines)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        line = next(self._lines, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+
+class Interrupted(io.StringIO):
+    """Ctrl-C is pressed while `word` is written."""
+
+    word = " twice"
+
+    def write(self, text: str) -> int:
+        if text == self.word:
+            self.word = ""
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def talk(
+    script: Script,
+    *lines: str | type[BaseException],
+    system: str = "",
+    stats: bool = False,
+    colour: bool = False,
+    shown: io.StringIO | None = None,
+) -> tuple[str, Typed]:
+    """What the terminal shows of a conversation."""
+    shown, typed, ticks = shown or io.StringIO(), Typed(*lines), count()
+    Terminal(
+        script, Conversation(system), Sampling(temperature=0.5, max_tokens=9), out=shown, dim=colour, read=typed,
+        show_stats=stats, clock=lambda: float(next(ticks)),
+    ).run()  # fmt: skip
+    greeting, _, rest = shown.getvalue().partition("\n")
+    assert "Ctrl-D leaves" in greeting
+    return rest, typed
+
+
+def test_a_reply_is_shown_and_remembered() -> None:
+    """The second question brings the first and its answer along, with the system message before them."""
+    script = Script()
+    shown, _ = talk(script, "Ready?", "", "Sure?", system="be polite")
+    assert shown == "Yes, sir.\nYes, sir.\n\n"
+    assert script.asked[0] == [("system", "be polite"), ("user", "Ready?")]
+    turns = [("user", "Ready?"), ("assistant", "Yes, sir.")]
+    assert script.asked[1] == [("system", "be polite"), *turns, ("user", "Sure?")]
+    assert script.sampling[0] == Sampling(temperature=0.5, max_tokens=9)
+
+
+def test_text_is_shown_as_it_stands() -> None:
+    """Not wrapped, and without escapes of the model's own."""
+    text = "[bold]x[/bold] :smile: " + "long " * 20
+    shown, _ = talk(Script(Chunk(text=text + "\x1b[2J")), "a")
+    assert shown.splitlines()[0] == text + "[2J"
+
+
+def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
+    """An empty line stands between that and the answer."""
+    script = Script(Chunk(reasoning="Hm."), Chunk(text="\n\nYes."))
+    shown, _ = talk(script, "a", "b", colour=True)
+    assert shown.startswith("\x1b[2mHm.\x1b[0m\n\nYes.\n")
+    assert ("assistant", "\n\nYes.") in script.asked[1]
+
+
+def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
+    """The generator is closed, so that the model stops too; the conversation goes on."""
+    script = Script(Chunk(text="Once upon"), KeyboardInterrupt)
+    shown, _ = talk(script, "a story", "go on")
+    assert shown.startswith("Once upon\n(stopped)\n")
+    assert script.closed == 2
+    assert script.asked[1][:2] == [("user", "a story"), ("assistant", "Once upon")]
+
+
+def test_ctrl_c_in_the_middle_of_a_write() -> None:
+    """What is shown after that is shown: nothing is left half done."""
+    script = Script(Chunk(text="once"), Chunk(text=" twice"), Chunk(text=" thrice"))
+    shown, _ = talk(script, "a", "b", shown=Interrupted())
+    assert shown == "once\n(stopped)\nonce twice thrice\n\n"
+
+
+def test_a_reply_that_was_stopped_before_it_began_is_no_turn() -> None:
+    """Neither is its question."""
+    script = Script(KeyboardInterrupt)
+    talk(script, "a story", "another")
+    assert script.asked[1] == [("user", "another")]
+
+
+def test_ctrl_c_at_the_prompt_leaves() -> None:
+    """A second one after a reply was stopped, therefore."""
+    script = Script(Chunk(text="Once"), KeyboardInterrupt)
+    _, typed = talk(script, "a story", KeyboardInterrupt, "never read")
+    assert len(script.asked) == 1
+    assert typed.prompts == [PROMPT, PROMPT]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
+def test_words_that_leave(word: str) -> None:
+    """Nothing is asked."""
+    script = Script()
+    talk(script, word, "never read")
+    assert script.asked == []
+
+
+def test_several_lines() -> None:
+    """The prompt says that it goes on; Ctrl-C there drops them and stays."""
+    script = Script()
+    _, typed = talk(script, '"""one', 'two"""', '"""lost', KeyboardInterrupt, "three")
+    assert [asked[-1][1] for asked in script.asked] == ["one\ntwo", "three"]
+    assert typed.prompts == [PROMPT, GOES_ON, PROMPT, GOES_ON, PROMPT, PROMPT]
+
+
+def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line; a question without an answer is no turn, and part of an answer is one."""
+    script = Script(EngineFailed("the model ran out of memory: ask for less"))
+    talk(script, "a", "b")
+    assert capsys.readouterr().err.count("error: the model ran out of memory: ask for less") == 2
+    assert script.asked[1] == [("user", "b")]
+    script = Script(Chunk(text="half"), EngineFailed("gone"))
+    talk(script, "a", "b")
+    assert script.asked[1] == [("user", "a"), ("assistant", "half"), ("user", "b")]
+
+
+def test_a_bug_is_no_error_of_the_model() -> None:
+    """It keeps its traceback."""
+    with pytest.raises(ZeroDivisionError):
+        talk(Script(ZeroDivisionError()), "a")
+
+
+def test_commands_change_the_conversation() -> None:
+    """/system, /undo and /clear, each said to have been done."""
+    script = Script()
+    shown, _ = talk(script, "a", "/system be brief", "b", "/undo", "c", "/clear", "d", "/system", "e", "/undo", "/undo")
+    pairs = [[content for _, content in asked] for asked in script.asked]
+    assert pairs[1] == ["be brief", "a", "Yes, sir.", "b"]
+    assert pairs[2] == ["be brief", "a", "Yes, sir.", "c"]
+    assert pairs[3] == ["be brief", "d"]
+    assert pairs[4] == ["d", "Yes, sir.", "e"]
+    for said in ("the last question is forgotten", "begins anew", "there is no system message now"):
+        assert said in shown
+
+
+def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
+    """Said, with the list of those that there are; nothing is sent to the model."""
+    script = Script()
+    shown, _ = talk(script, "/undo", "/nosuch", "/help")
+    assert "there is nothing to forget" in shown
+    assert "/nosuch is no command" in shown
+    assert shown.count("/stats") == 2
+    assert script.asked == []
+
+
+def test_figures_of_a_reply() -> None:
+    """With /stats, or after each reply where that was asked for."""
+    steps = (Chunk(text="a"), Chunk(text="b", finish_reason="length"), Chunk(usage=Usage(completion_tokens=2)))
+    shown, _ = talk(Script(*steps), "/stats", "a", "/stats")
+    assert "there was no reply yet" in shown
+    assert shown.count("2 tokens, 1.0 a second, the first after 1.00 s") == 1
+    assert "(cut: " in shown
+    shown, _ = talk(Script(*steps), "a", stats=True)
+    assert shown.count("2 tokens") == 1

@@ -1,0 +1,312 @@
+"""Language models: from their files to the store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shoal.errors import ModelFileError, SourceError
+from shoal.models.address import Address, parse_address
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.generative import check_ir, is_causal, take
+from shoal.models.manifest import GenerationSpec, check_files, read_manifest
+from shoal.models.prepare import prepare
+from shoal.models.sources import Access
+from shoal.models.sources.folder import resolve
+from shoal.models.sources.select import choose, generative
+from shoal.models.store import Store, Stored
+
+if TYPE_CHECKING:
+    from tests.unit.models.conftest import Hub
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+IR = FIXTURES / "tiny_llama_ir"
+GGUF = FIXTURES / "tiny_llama.gguf"
+GRAPH = ["openvino_model.bin", "openvino_model.xml"]
+SETTINGS = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+TINY = parse_address("org/tiny")
+
+
+@pytest.fixture
+def ir(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(IR, tmp_path / "model"))
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    shutil.copyfile(GGUF, folder / "tiny-q8_0.gguf")
+    return folder
+
+
+@pytest.fixture
+def on_hub(hub: Hub) -> Hub:
+    """The tiny Llama as a repository, with what nobody should fetch beside it."""
+    hub.files = {path.name: path.read_bytes() for path in IR.iterdir()}
+    hub.files |= {
+        "pytorch_model.bin": b"pickle",
+        "README.md": b"#",
+        "modeling.py": b"",
+        "chat_template.jinja": b"{{1}}",
+    }
+    hub.lfs = frozenset(GRAPH[:1])
+    return hub
+
+
+def stored(store: Store, folder: Path) -> Stored:
+    return prepare(parse_address(f"file:{folder}"), store=store, engine=never)
+
+
+def never(graph: Path) -> Any:
+    raise AssertionError("language models are not compared with a second path")
+
+
+class TestChoice:
+    def test_an_openvino_repository(self) -> None:
+        """Graph, its tokenizer's graphs and all settings; no pickle, though it ends as the graph's weights do."""
+        names = [*GRAPH, *SETTINGS, "chat_template.jinja", "special_tokens_map.json", "openvino_tokenizer.xml"]
+        names += ["openvino_tokenizer.bin", "openvino_detokenizer.xml", "openvino_detokenizer.bin", "vocab.json"]
+        unwanted = ["pytorch_model.bin", "openvino_model.bin.py", "openvino_other.bin", "README.md", ".gitattributes"]
+        assert choose([*names, *unwanted]) == sorted(names)
+
+    def test_one_gguf(self) -> None:
+        """It is taken with what lies beside it; nothing else needs to."""
+        assert choose(["m.gguf", "README.md"]) == ["m.gguf"]
+        assert choose(["m.gguf", "tokenizer.json", "m.bin"]) == ["m.gguf", "tokenizer.json"]
+
+    def test_one_of_several(self) -> None:
+        """The usual quantisation; parts of a split model are none."""
+        names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf"]
+        assert generative(names) == ("m-Q4_K_M.gguf",)
+        assert generative(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
+
+    @pytest.mark.parametrize(
+        "names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-q4_k_m.gguf"], ["m-00001-of-00002.gguf"]]
+    )
+    def test_a_choice_that_is_the_operators(self, names: list[str]) -> None:
+        """They are named, with what to do."""
+        with pytest.raises(SourceError, match=r"gguf.*file:FOLDER"):
+            choose(names)
+
+    def test_embedders_stay_embedders(self) -> None:
+        """Whatever else their repository holds."""
+        base = ["config.json", "model.safetensors"]
+        assert generative([*base, *GRAPH]) == ()
+        assert generative([*base, "m.gguf"]) == ()
+        assert generative(["modules.json", *GRAPH]) == ()
+        assert generative(["onnx/model.onnx", "config.json", *GRAPH]) == ()
+        assert generative([*base, "generation_config.json", *GRAPH]) == ("openvino_model.xml", "openvino_model.bin")
+        assert choose(["modules.json", "generation_config.json", *base])[-1] == "modules.json"
+
+    def test_safetensors_alone_are_refused_before_they_are_fetched(self) -> None:
+        """With the file, and with what converts it."""
+        names = [*SETTINGS, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        with pytest.raises(SourceError, match=r"model-00001-of-00002\.safetensors.*optimum-cli export openvino"):
+            choose(names)
+        assert choose(names, weights=False) == SETTINGS
+
+    def test_half_a_graph_is_none(self) -> None:
+        """A graph without its weights is not run."""
+        with pytest.raises(SourceError):
+            choose([*SETTINGS, "openvino_model.xml"])
+
+    def test_folders_without_config(self, gguf: Path, tmp_path: Path) -> None:
+        """A GGUF is a model by itself; an empty folder is none."""
+        assert resolve(parse_address(f"file:{gguf}")).target == str(gguf)
+        with pytest.raises(SourceError, match="holds neither"):
+            resolve(parse_address(f"file:{gguf}"), weights=False)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(SourceError, match="holds neither"):
+            resolve(parse_address(f"file:{tmp_path / 'empty'}"))
+
+
+class TestPrepare:
+    def test_from_the_hub(self, on_hub: Hub, store: Store) -> None:
+        """Everything is in the store, a chat's settings beside each other, and the second time needs no network."""
+        access = Access(hub=on_hub.url)
+        first = prepare(TINY, store=store, access=access, engine=never)
+        manifest = first.manifest
+        assert manifest.generation == GenerationSpec(
+            format="ir",
+            tokenizer="tokenizer.json",
+            architecture="LlamaForCausalLM",
+            context_tokens=2048,
+            vocab_size=448,
+            stop_ids=(2, 4),
+        )
+        assert first.graph == first.path / "source" / "openvino_model.xml"
+        assert first.graph.read_bytes() == (IR / "openvino_model.xml").read_bytes()
+        assert first.tokenizer.read_bytes() == (IR / "tokenizer.json").read_bytes()
+        assert {path.name for path in first.path.iterdir()} == {
+            *SETTINGS,
+            "chat_template.jinja",
+            "source",
+            "manifest.json",
+        }
+        assert not [name for name in manifest.files if "pytorch" in name]
+        assert manifest.weights.keys() == set(GRAPH)
+        assert check_files(first.path, manifest, full=True) == []
+        assert read_manifest(first.path) == manifest
+        asked = len(on_hub.asked)
+        assert prepare(TINY, store=store, access=access, engine=never) == first
+        assert len(on_hub.asked) == asked
+
+    def test_a_folder_is_used_where_it_is(self, ir: Path, store: Store) -> None:
+        """Its gigabytes are not copied, and a change of it is noticed."""
+        first = stored(store, ir)
+        assert first.graph == ir / "openvino_model.xml"
+        assert first.manifest.generation is not None
+        assert first.manifest.generation.place == str(ir)
+        assert {path.name for path in first.path.iterdir()} == {*SETTINGS, "manifest.json"}
+        assert stored(store, ir) == first
+        (ir / "generation_config.json").write_text('{"eos_token_id": 9}')
+        again = stored(store, ir)
+        assert again.manifest.generation is not None
+        assert again.manifest.generation.stop_ids == (9,)
+        assert store.entries() == [again]
+
+    def test_a_gguf(self, gguf: Path, store: Store) -> None:
+        """Its settings are made from its header."""
+        made = stored(store, gguf)
+        spec = made.manifest.generation
+        assert spec is not None
+        assert (spec.format, spec.context_tokens, spec.stop_ids, spec.vocab_size) == ("gguf", 2048, (4,), 448)
+        assert (spec.cache_heads, spec.cache_precision) == (((4, 8),) * 4, "f16")
+        assert made.graph == gguf / "tiny-q8_0.gguf"
+        assert made.manifest.parameters == 49312
+        assert (made.path / "tokenizer_config.json").is_file()
+
+    def test_what_embeds_is_asked_of_it_in_vain(self, ir: Path, store: Store) -> None:
+        """A language model has no embedder's spec, and says what it is."""
+        with pytest.raises(ModelFileError, match="language model"):
+            _ = stored(store, ir).manifest.embedder
+
+    def test_removing_leaves_the_folder(self, ir: Path, store: Store) -> None:
+        """What is used in place is its owner's."""
+        store.remove(stored(store, ir))
+        assert store.entries() == []
+        assert (ir / "openvino_model.bin").is_file()
+
+    def test_causal_models_without_a_graph(self, tmp_path: Path, store: Store) -> None:
+        """The key that tells is named, and what converts it."""
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (tmp_path / "model" / "model.safetensors").write_bytes(b"x")
+        with pytest.raises(ModelFileError, match=r"config\.json: architectures: .*optimum-cli"):
+            stored(store, tmp_path / "model")
+        assert store.entries() == []
+
+
+class TestGraphs:
+    def test_the_tiny_one_is_whole(self) -> None:
+        """Its weights are counted, constants of the graph among them."""
+        assert 49312 <= check_ir(IR) < 50000
+
+    def test_a_download_that_was_cut_short(self, ir: Path, store: Store) -> None:
+        """It is noticed before it is served."""
+        (ir / "openvino_model.bin").write_bytes((IR / "openvino_model.bin").read_bytes()[:-10])
+        with pytest.raises(ModelFileError, match=r"openvino_model\.bin: is cut short"):
+            stored(store, ir)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "match"),
+        [
+            ('names="logits"', 'names="last_hidden_state"', "no language model's"),
+            ('names="input_ids"', 'names="pixel_values"', "no language model's"),
+            ('type="ReadValue"', 'type="Other"', "keeps no state"),
+            ("<net", "<<net", "not readable"),
+            ('offset="', 'offset="x', "not readable"),
+        ],
+    )
+    def test_graphs_that_are_no_language_models(self, ir: Path, old: str, new: str, match: str) -> None:
+        """Each is refused by what it lacks."""
+        graph = ir / "openvino_model.xml"
+        assert old in graph.read_text()
+        graph.write_text(graph.read_text().replace(old, new))
+        with pytest.raises(ModelFileError, match=match):
+            check_ir(ir)
+
+    def test_a_tokenizer_is_needed(self, ir: Path, tmp_path: Path) -> None:
+        """In the form that is read here."""
+        (ir / "tokenizer.json").unlink()
+        with pytest.raises(ModelFileError, match=r"tokenizer\.json: is missing"):
+            take(ir, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("config", "context"),
+        [
+            ({"max_position_embeddings": 4096}, 4096),
+            ({"n_positions": 1024}, 1024),
+            ({"text_config": {"max_position_embeddings": 99}}, 99),
+            ({"max_position_embeddings": "many"}, None),
+            ({}, None),
+        ],
+    )
+    def test_the_context(self, ir: Path, tmp_path: Path, config: dict[str, Any], context: int | None) -> None:
+        """By whichever key says it; unknown where none does."""
+        (ir / "config.json").write_text(json.dumps(config))
+        made = take(ir, tmp_path)
+        assert (made.spec.context_tokens, made.spec.architecture, made.spec.vocab_size) == (context, "", 0)
+
+    @pytest.mark.parametrize(
+        ("generation", "config", "stops"),
+        [
+            ({"eos_token_id": 5}, {"eos_token_id": 6}, (5,)),
+            ({"eos_token_id": [5, 6]}, {}, (5, 6)),
+            ({}, {"eos_token_id": 6}, (6,)),
+            ({"eos_token_id": [True, None, -1]}, {}, ()),
+        ],
+    )
+    def test_what_ends_an_answer(
+        self, ir: Path, tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], stops: tuple[int, ...]
+    ) -> None:
+        """generation_config.json goes first."""
+        (ir / "generation_config.json").write_text(json.dumps(generation))
+        (ir / "config.json").write_text(json.dumps(config))
+        assert take(ir, tmp_path).spec.stop_ids == stops
+
+    @pytest.mark.parametrize(
+        ("architectures", "causal"),
+        [
+            (["LlamaForCausalLM"], True),
+            (["GPT2LMHeadModel"], True),
+            (["BertModel"], False),
+            ("x", False),
+            (None, False),
+        ],
+    )
+    def test_architectures(self, tmp_path: Path, architectures: Any, causal: bool) -> None:
+        """Names that end as those of generating models do; a modules.json makes an embedder of any."""
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        assert is_causal(tmp_path) is causal
+        (tmp_path / "modules.json").write_text("[]")
+        assert not is_causal(tmp_path)
+
+
+class TestElsewhere:
+    def test_the_settings_of_a_chat_come_with_the_tokenizer(self, on_hub: Hub, store: Store) -> None:
+        """Beside each other, without the weights."""
+        folder = tokenizer_folder("org/tiny", store=store, access=Access(hub=on_hub.url))
+        assert {*SETTINGS, "chat_template.jinja"} <= {path.name for path in folder.iterdir()}
+        assert (folder / "tokenizer.json").read_bytes() == (IR / "tokenizer.json").read_bytes()
+        assert not list(folder.rglob("openvino_model.*"))
+
+    def test_odd_settings_of_language_models_are_no_hindrance(self, on_hub: Hub, store: Store) -> None:
+        """What would refuse an embedder says nothing of a chat."""
+        config = json.loads(on_hub.files["config.json"]) | {"pad_token_id": -1}
+        on_hub.files["config.json"] = json.dumps(config).encode()
+        assert (tokenizer_folder("org/tiny", store=store, access=Access(hub=on_hub.url)) / "tokenizer.json").is_file()
+
+    def test_from_a_folder_and_from_the_store(self, ir: Path, on_hub: Hub, store: Store) -> None:
+        """A folder of the model's, and one that was pulled before."""
+        assert (tokenizer_folder(str(ir), store=store) / "generation_config.json").is_file()
+        prepare(TINY, store=store, access=Access(hub=on_hub.url))
+        asked = len(on_hub.asked)
+        folder = tokenizer_folder(Address(scheme="hf", target="org/tiny"), store=store, access=Access(offline=True))
+        assert (folder / "chat_template.jinja").read_bytes() == b"{{1}}"
+        assert len(on_hub.asked) == asked

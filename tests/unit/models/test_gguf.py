@@ -1,0 +1,197 @@
+"""Models in one file: their headers, and the settings that follow from them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from shoal.errors import ModelFileError
+from shoal.models.gguf import Gguf, read_gguf, settings, write_settings
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+TINY = FIXTURES / "tiny_llama.gguf"
+TEXTS = ["Hello, world!", "naïve 東京 नमस्ते", "<|im_start|>user\nthree  spaces   <|im_end|>", "12345 \t\n\n x", ""]
+KINDS = {bool: 7, int: 11, float: 12}
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def encode(value: Any) -> bytes:
+    """A value with its kind before it."""
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    if isinstance(value, list):
+        if value and isinstance(value[0], str):
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+    kind = KINDS[type(value)]
+    return struct.pack(f"<I{'?qd'[[7, 11, 12].index(kind)]}", kind, value)
+
+
+def write(path: Path, metadata: dict[str, Any], *, kind: int = 0, version: int = 3, cut: int = 0) -> Path:
+    """A file with one tensor of 2 x 448 weights."""
+    head = b"GGUF" + struct.pack("<IQQ", version, 1, len(metadata))
+    head += b"".join(text(key) + encode(value) for key, value in metadata.items())
+    head += text("token_embd.weight") + struct.pack("<IQQIQ", 2, 2, 448, kind, 0)
+    head += bytes(-len(head) % 32)
+    data = head + bytes(2 * 448 * 4)
+    path.write_bytes(data[: len(data) - cut])
+    return path
+
+
+@pytest.fixture
+def metadata() -> dict[str, Any]:
+    return dict(read_gguf(TINY).metadata)
+
+
+class TestHeader:
+    def test_the_tiny_model(self) -> None:
+        """As it was written: two layers of four heads, eight wide."""
+        model = read_gguf(TINY)
+        assert (model.architecture, model.vocab_size, model.parameters) == ("llama", 448, 49312)
+        assert model.cache_heads == ((4, 8),) * 4
+        assert model.cache_precision == "f16"
+        assert model.number("context_length") == 2048
+        assert len(model.metadata["tokenizer.ggml.tokens"]) == 448
+
+    def test_values_of_every_kind(self, tmp_path: Path, metadata: dict[str, Any]) -> None:
+        """Numbers, truths, texts and lists come back as they are."""
+        more = metadata | {"a": -5, "b": True, "c": 0.5, "d": "ñ", "e": ["x", ""], "f": [1, -2], "g": []}
+        assert read_gguf(write(tmp_path / "x.gguf", more)).metadata == more
+
+    @pytest.mark.parametrize(
+        ("changes", "how", "match"),
+        [
+            ({"general.architecture": "gemma"}, {}, r"general\.architecture: 'gemma' is not run from GGUF"),
+            ({"split.count": 2}, {}, "part of a model"),
+            ({}, {"kind": 11}, r"token_embd\.weight: has weights of kind 11: take the file in Q4_0"),
+            ({}, {"version": 1}, "version 1"),
+            ({}, {"cut": 1}, "cut short: it has"),
+            ({}, {"cut": 3700}, "cut short or broken"),
+        ],
+    )
+    def test_what_cannot_be_run(
+        self, tmp_path: Path, metadata: dict[str, Any], changes: dict[str, Any], how: dict[str, Any], match: str
+    ) -> None:
+        """Each is refused with the file, where it stands, and what to take instead."""
+        with pytest.raises(ModelFileError, match=match) as caught:
+            read_gguf(write(tmp_path / "x.gguf", metadata | changes, **how))
+        assert caught.value.file == "x.gguf"
+
+    def test_something_else(self, tmp_path: Path) -> None:
+        """A web page, saved under the name."""
+        (tmp_path / "x.gguf").write_text("<html>")
+        with pytest.raises(ModelFileError, match="not a GGUF file"):
+            read_gguf(tmp_path / "x.gguf")
+
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+    @given(data=st.binary(max_size=200))
+    def test_noise_is_refused(self, tmp_path: Path, data: bytes) -> None:
+        """Whatever follows the first letters, it is read or refused, and nothing else happens."""
+        (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<I", 3) + data)
+        with pytest.raises(ModelFileError):
+            read_gguf(tmp_path / "x.gguf")
+
+    @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two"])
+    def test_numbers_that_are_none(self, value: Any) -> None:
+        """A size is a whole number above 0, and the key is named."""
+        model = Gguf("x.gguf", {"general.architecture": "llama", "llama.block_count": value}, 0, 0)
+        with pytest.raises(ModelFileError, match=r"llama\.block_count"):
+            model.number("block_count")
+
+    @pytest.mark.parametrize(("kind", "kept"), [(0, "f32"), (1, "f16"), (15, "u8"), (None, "u8")])
+    def test_how_contexts_are_kept(self, kind: int | None, kept: str) -> None:
+        """In 16 bits where the weights are not quantised."""
+        model = Gguf("x.gguf", {"general.file_type": kind}, 0, 0)
+        assert model.cache_precision == ("f16" if kept == "f32" else kept)
+
+
+class TestSettings:
+    def test_the_tokenizer_is_the_one_it_was_made_from(self, tmp_path: Path) -> None:
+        """Every text has the ids that it has with the model's own tokenizer.json, and comes back."""
+        write_settings(read_gguf(TINY), tmp_path)
+        made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        own = Tokenizer.from_file(str(FIXTURES / "tiny_llama_ir" / "tokenizer.json"))
+        for one in TEXTS:
+            assert made.encode(one).ids == own.encode(one).ids
+            assert made.encode(one, add_special_tokens=False).ids == own.encode(one, add_special_tokens=False).ids
+            assert made.decode(made.encode(one).ids) == own.decode(own.encode(one).ids)
+
+    def test_the_other_files(self, tmp_path: Path) -> None:
+        """Special tokens, chat template, sizes and the tokens that end an answer."""
+        write_settings(read_gguf(TINY), tmp_path)
+        read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+        chat = json.loads((FIXTURES / "tiny_llama_ir" / "tokenizer_config.json").read_text())["chat_template"]
+        own = read["tokenizer_config.json"]
+        assert (own["bos_token"], own["eos_token"], own["chat_template"]) == ("<s>", "<|im_end|>", chat)
+        assert "pad_token" not in own
+        assert read["config.json"]["max_position_embeddings"] == 2048
+        assert read["config.json"]["architectures"] == ["LlamaForCausalLM"]
+        assert read["generation_config.json"] == {"eos_token_id": [4]}
+
+    def test_files_that_are_there_stay(self, tmp_path: Path) -> None:
+        """Those beside the weights are the author's."""
+        (tmp_path / "generation_config.json").write_text("{}")
+        write_settings(read_gguf(TINY), tmp_path)
+        assert (tmp_path / "generation_config.json").read_text() == "{}"
+        assert (tmp_path / "config.json").is_file()
+        (tmp_path / "config.json").unlink()
+        write_settings(read_gguf(TINY), tmp_path)
+        assert not (tmp_path / "config.json").exists()
+
+    @pytest.mark.parametrize(
+        ("way", "pieces"),
+        [
+            ("gpt-2", ["ab", " 1234", "5"]),
+            ("llama-bpe", ["ab", " ", "123", "45"]),
+            ("qwen2", ["ab", " ", "1", "2", "3", "4", "5"]),
+            ("smollm", ["ab", " ", "1", "2", "3", "4", "5"]),
+        ],
+    )
+    def test_how_texts_are_cut(self, metadata: dict[str, Any], way: str, pieces: list[str]) -> None:
+        """Each family has its own way with numbers."""
+        model = Gguf("x", metadata | {"tokenizer.ggml.pre": way}, 0, 448)
+        made = Tokenizer.from_str(json.dumps(settings(model)["tokenizer.json"]))
+        assert made.pre_tokenizer is not None
+        cut = ["".join(piece).replace("Ġ", " ") for piece, _ in made.pre_tokenizer.pre_tokenize_str("ab 12345")]
+        assert cut == (["ab", " 12345"] if way == "gpt-2" else pieces)
+
+    def test_where_texts_begin(self, metadata: dict[str, Any]) -> None:
+        """With the beginning's token where the file says so, or its family always does."""
+
+        def begins(**changes: Any) -> bool:
+            changed = {key: value for key, value in (metadata | changes).items() if value is not None}
+            return settings(Gguf("x", changed, 0, 448))["tokenizer.json"]["post_processor"] is not None
+
+        key, way = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.pre"
+        assert begins()
+        assert not begins(**{key: False})
+        assert not begins(**{key: None})
+        assert begins(**{key: None, way: "llama-bpe"})
+        assert not begins(**{"tokenizer.ggml.bos_token_id": None})
+
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.model"),
+            ({"tokenizer.ggml.pre": "novel"}, r"tokenizer\.ggml\.pre: 'novel'.*tokenizer\.json"),
+            ({"tokenizer.ggml.tokens": []}, r"tokenizer\.ggml\.tokens: is missing"),
+            ({"tokenizer.ggml.merges": [1]}, r"tokenizer\.ggml\.merges: is missing"),
+        ],
+    )
+    def test_vocabularies_that_are_not_known(
+        self, metadata: dict[str, Any], changes: dict[str, Any], match: str
+    ) -> None:
+        """They are refused rather than guessed."""
+        with pytest.raises(ModelFileError, match=match):
+            settings(Gguf("x.gguf", metadata | changes, 0, 448))

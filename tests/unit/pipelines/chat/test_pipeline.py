@@ -1,0 +1,390 @@
+"""Tasks to prompts and to decoders, with a real tokenizer and templates of the families."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.core.protocols import ChatPipeline, Piece, Prompt
+from shoal.errors import InvalidValue, TooLong, Unsupported
+from shoal.pipelines.chat.pipeline import ChatOptions, TextChatPipeline
+from shoal.pipelines.chat.template import ChatTemplate
+from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
+from tests.fixtures import tiny_llama
+from tests.fixtures.chat_templates import DEEPSEEK, GEMMA, LLAMA3, MISTRAL, QWEN
+from tests.unit.pipelines.chat.chat_kit import vocabulary
+
+HI = Message(role="user", content="Hi")
+SYSTEM = Message(role="system", content="Be brief.")
+WEATHER = Tool(name="get_weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})
+NOW = Tool(name="now")
+CALL = '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
+
+
+def pipeline(
+    source: str | None = tiny_llama.CHATML, kind: str | None = "byte_level", **options: Any
+) -> TextChatPipeline:
+    template = ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}) if source else None
+    return TextChatPipeline(vocabulary(kind) if kind else None, template, ChatOptions(**options))
+
+
+def chat(*messages: Message, **fields: Any) -> Generate:
+    return Generate(model="m", messages=list(messages) or [HI], **fields)
+
+
+def only(made: TextChatPipeline, task: Generate) -> Prompt:
+    made.check(task)
+    (prompt,) = made.prompts(task)
+    return prompt
+
+
+def long_talk(turns: int) -> list[Message]:
+    said = [SYSTEM]
+    for number in range(turns):
+        said += [
+            Message(role="user", content=f"question {number}"),
+            Message(role="assistant", tool_calls=[ToolCall(id=f"c{number}", name="now", arguments="{}")]),
+            Message(role="tool", content="noon", tool_call_id=f"c{number}"),
+            Message(role="assistant", content=f"answer {number}"),
+        ]
+    return [*said, Message(role="user", content="and now?")]
+
+
+def test_it_is_the_seam() -> None:
+    seam: ChatPipeline = pipeline()
+    assert seam.tools_guide(chat()) is None
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_a_conversation_begins_with_one_first_token(kind: str) -> None:
+    """The template writes it; the text leaves it to the tokenizer of whoever reads the text."""
+    prompt = only(pipeline(kind=kind), chat(SYSTEM, HI))
+    assert prompt.ids is not None
+    assert prompt.ids[0] == tiny_llama.BOS
+    assert prompt.ids.count(tiny_llama.BOS) == 1
+    assert prompt.text.startswith("<|im_start|>system\nBe brief.")
+    assert prompt.tokens == len(prompt.ids)
+    assert vocabulary(kind).encode(prompt.text, special=True)[0] == tiny_llama.BOS
+
+
+def test_prompts_of_every_kind() -> None:
+    made = pipeline()
+    ids = vocabulary().encode("the weather", special=True)
+    task = Generate(model="m", prompts=["the weather", ids, ids[1:], ""])
+    made.check(task)
+    texts, whole, bare, empty = made.prompts(task)
+    assert texts == whole == Prompt(text="the weather", ids=tuple(ids), tokens=len(ids))
+    assert bare == Prompt(text="the weather", ids=tuple(ids[1:]), tokens=len(ids) - 1)
+    assert empty == Prompt(text="", ids=(tiny_llama.BOS,), tokens=1)
+
+
+def test_without_a_tokenizer_there_are_texts_only() -> None:
+    made = pipeline(kind=None)
+    assert made.prompts(Generate(model="m", prompts=["the"])) == [Prompt(text="the")]
+    assert only(made, chat()).text.startswith("<s><|im_start|>user\nHi")
+    for ask in (made.check, made.prompts):
+        with pytest.raises(Unsupported, match="send the prompt as a text") as caught:
+            ask(Generate(model="m", prompts=[[1, 2]]))
+        assert caught.value.param == "prompt"
+    with pytest.raises(Unsupported, match="no tokenizer to read them"):
+        made.decoder(chat(), Prompt(text=""), 0, "ids")
+
+
+@pytest.mark.parametrize("ids", [[448], [-1], [0, 1, 1_000_000]])
+def test_ids_that_are_no_tokens(ids: list[int]) -> None:
+    task = Generate(model="m", prompts=["fine", ids])
+    for ask in (pipeline().check, pipeline().prompts):
+        with pytest.raises(InvalidValue, match="between 0 and 447") as caught:
+            ask(task)
+        assert caught.value.param == "prompt"
+
+
+def test_what_cannot_be_done_is_said_at_once() -> None:
+    with pytest.raises(Unsupported, match=r"no chat template: use /v1/completions"):
+        pipeline(None).check(chat())
+    with pytest.raises(Unsupported, match="no chat template"):
+        pipeline(None).prompts(chat())
+    image = Message(role="user", content=[Part(text="what?"), Part(type="image", url="data:,")])
+    with pytest.raises(Unsupported, match="no images") as caught:
+        pipeline().check(chat(image))
+    assert caught.value.param == "messages"
+
+
+class TestTools:
+    def test_a_template_without_tools(self) -> None:
+        task = chat(tools=[WEATHER])
+        with pytest.raises(Unsupported, match="knows no tools") as caught:
+            pipeline(GEMMA).check(task)
+        assert caught.value.param == "tools"
+        pipeline(GEMMA, tool_parser="hermes").check(task)
+        pipeline(GEMMA).check(chat(tools=[WEATHER], tool_choice="none"))
+
+    @pytest.mark.parametrize(
+        ("fields", "kind", "words"),
+        [
+            ({"tool_choice": "required"}, InvalidValue, "asks for a tool, and 'tools' has none such"),
+            (
+                {"tools": [WEATHER], "tool_choice": "function", "tool_name": "other"},
+                InvalidValue,
+                "asks for the tool 'other', and 'tools' has none such",
+            ),
+        ],
+    )
+    def test_calls_of_what_is_not_there(self, fields: dict[str, Any], kind: type[Exception], words: str) -> None:
+        with pytest.raises(kind, match=words) as caught:
+            pipeline(QWEN).check(chat(**fields))
+        assert getattr(caught.value, "param", None) == "tool_choice"
+
+    def test_calls_in_a_form_that_is_not_known(self) -> None:
+        source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+        pipeline(source).check(chat(tools=[WEATHER]))
+        for made in (pipeline(source), pipeline(QWEN, tool_parser=None)):
+            with pytest.raises(Unsupported, match="how this model writes calls is not known"):
+                made.check(chat(tools=[WEATHER], tool_choice="required"))
+
+    def test_which_of_them_the_template_shows(self) -> None:
+        made = pipeline(QWEN)
+        both = only(made, chat(tools=[WEATHER, NOW])).text
+        assert "get_weather" in both
+        assert '"now"' in both
+        assert "get_weather" not in only(made, chat(tools=[WEATHER, NOW], tool_choice="none")).text
+        named = only(made, chat(tools=[WEATHER, NOW], tool_choice="function", tool_name="now")).text
+        assert "get_weather" not in named
+        assert '"now"' in named
+
+    def test_a_template_of_their_own(self) -> None:
+        made = TextChatPipeline(vocabulary(), ChatTemplate(GEMMA), tools_template=ChatTemplate(QWEN))
+        assert made.tool_parser == "hermes"
+        assert "<start_of_turn>" in only(made, chat()).text
+        assert "<tools>" in only(made, chat(tools=[WEATHER])).text
+
+    @pytest.mark.parametrize(("source", "key"), [(QWEN, "arguments"), (LLAMA3, "parameters"), (MISTRAL, "arguments")])
+    def test_what_is_told_to_a_backend_that_can_be_guided(self, source: str, key: str) -> None:
+        guide = pipeline(source).tools_guide(chat(tools=[WEATHER], tool_choice="required"))
+        assert guide is not None
+        assert guide.kind == "json_schema"
+        assert json.loads(guide.value)["required"] == ["name", key]
+        assert pipeline(source).tools_guide(chat(tools=[WEATHER])) is None
+
+    def test_calls_are_parsed_only_where_tools_were_offered(self) -> None:
+        made = pipeline(QWEN)
+        for task, calls in (
+            (chat(tools=[WEATHER]), 1),
+            (chat(), 0),
+            (chat(tools=[WEATHER], tool_choice="none"), 0),
+            (Generate(model="m", prompts=["x"], tools=[WEATHER]), 0),
+        ):
+            decoder = made.decoder(task, Prompt(text=""), 0, "delta")
+            chunks = [*decoder.push(Piece(text=CALL)), *decoder.flush("stop")]
+            assert sum(bool(chunk.tools) for chunk in chunks) == calls
+            assert chunks[-1].finish_reason == ("tool_calls" if calls else "stop")
+
+    @pytest.mark.parametrize("source", [QWEN, LLAMA3, MISTRAL])
+    def test_a_guided_call_is_read_whatever_the_form(self, source: str) -> None:
+        made, task = pipeline(source), chat(tools=[WEATHER], tool_choice="required")
+        decoder = made.decoder(task, Prompt(text=""), 3, "delta")
+        chunks = decoder.push(Piece(text='{"name": "get_weather", "arguments": {"city": "x"}}'))
+        deltas = [delta for chunk in chunks for delta in chunk.tools]
+        assert "".join(delta.name for delta in deltas) == "get_weather"
+        assert "".join(delta.arguments for delta in deltas) == '{"city": "x"}'
+        assert {chunk.index for chunk in chunks} == {3}
+        assert len(deltas[0].id) == 9 if source == MISTRAL else deltas[0].id
+
+
+class TestLength:
+    def test_both_counts_and_the_next_step_are_told(self) -> None:
+        task = chat(sampling=Sampling(max_tokens=90))
+        tokens = only(pipeline(), task).tokens or 0
+        with pytest.raises(TooLong) as caught:
+            pipeline(context_tokens=100).prompts(task)
+        assert caught.value.message == (
+            "This model's maximum context length is 100 tokens. However, you requested"
+            f" {tokens + 90} tokens ({tokens} in the messages, 90 in the completion). Shorten the messages, or ask for"
+            " a shorter answer with max_tokens."
+        )
+        assert caught.value.param == "messages"
+        assert only(pipeline(context_tokens=tokens + 90), task).tokens == tokens
+
+    @pytest.mark.parametrize(("asked", "fits"), [(None, 99), (0, 100), (1, 99), (50, 50)])
+    def test_there_is_room_for_an_answer_or_none(self, asked: int | None, fits: int) -> None:
+        made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=asked)
+        (prompt,) = made.prompts(Generate(model="m", prompts=[[5] * fits], sampling=sampling))
+        assert prompt.tokens == fits
+        with pytest.raises(TooLong) as caught:
+            made.prompts(Generate(model="m", prompts=[[5] * (fits + 1)], sampling=sampling))
+        assert caught.value.param == "prompt"
+
+    def test_what_is_far_too_long_is_not_read_to_its_end(self) -> None:
+        task = Generate(model="m", prompts=["the weather " * 100_000])
+        with pytest.raises(TooLong, match=r"you requested at least \d+ tokens"):
+            pipeline(context_tokens=100).prompts(task)
+
+    def test_nothing_is_left_out_unless_the_operator_says_so(self) -> None:
+        with pytest.raises(TooLong):
+            pipeline(context_tokens=150).prompts(chat(*long_talk(20)))
+
+    @pytest.mark.parametrize("context", [150, 200, 400, 700])
+    def test_the_oldest_turns_are_left_out(self, context: int) -> None:
+        """As few as possible, in whole; never the instructions nor the last turn."""
+        made = pipeline(context_tokens=context, truncation="oldest")
+        sampling, messages = Sampling(max_tokens=16), long_talk(20)
+        prompt = only(made, chat(*messages, sampling=sampling))
+        assert prompt.tokens is not None
+        assert prompt.tokens + 16 <= context
+        assert prompt.cut > 0
+        assert prompt.cut % 4 == 0
+        assert "Be brief." in prompt.text
+        assert "and now?" in prompt.text
+        first = prompt.cut // 4
+        kept = [number for number in range(20) if f"question {number}<" in prompt.text]
+        assert kept == list(range(first, 20))
+        assert prompt.text.count("noon") == prompt.text.count("<tool_call>") == len(kept)
+        more = only(pipeline(), chat(SYSTEM, *messages[1 + prompt.cut - 4 :], sampling=sampling))
+        assert (more.tokens or 0) + 16 > context
+
+    def test_room_for_the_answer_is_made_where_nobody_says_how_much(self) -> None:
+        prompt = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
+        assert (prompt.tokens or 0) <= 300
+        told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=200), chat(*long_talk(20)))
+        assert (told.tokens or 0) <= 200
+
+    def test_what_fits_stays_whole(self) -> None:
+        assert only(pipeline(context_tokens=4000, truncation="oldest"), chat(*long_talk(5))).cut == 0
+
+    def test_the_last_turn_may_be_too_long_by_itself(self) -> None:
+        last = Message(role="user", content="the weather " * 200)
+        with pytest.raises(TooLong):
+            pipeline(context_tokens=150, truncation="oldest").prompts(chat(*long_talk(3), last))
+        with pytest.raises(TooLong):
+            pipeline(context_tokens=150, truncation="oldest").prompts(chat(last))
+
+
+class TestReasoning:
+    def test_a_prompt_may_open_the_thoughts(self) -> None:
+        made = pipeline(DEEPSEEK, reasoning="think")
+        prompt = only(made, chat())
+        assert prompt.opened
+        decoder = made.decoder(chat(), prompt, 0, "delta")
+        (thought, answer) = decoder.push(Piece(text="hm</think>\n\nyes"))
+        assert (thought.reasoning, answer.text) == ("hm", "yes")
+
+    def test_only_where_the_operator_says_that_it_thinks(self) -> None:
+        made = pipeline(DEEPSEEK)
+        prompt = only(made, chat())
+        assert not prompt.opened
+        assert (
+            made.decoder(chat(), prompt, 0, "delta").push(Piece(text="<think>x</think>"))[0].text == "<think>x</think>"
+        )
+
+    def test_thoughts_that_the_client_does_not_want(self) -> None:
+        made, task = pipeline(QWEN, reasoning="think"), chat(include_reasoning=False)
+        chunks = made.decoder(task, only(made, task), 0, "delta").push(Piece(text="<think>hm</think>yes"))
+        assert [(chunk.reasoning, chunk.text) for chunk in chunks] == [("", "yes")]
+
+    def test_completions_have_none(self) -> None:
+        made, task = pipeline(QWEN, reasoning="think"), Generate(model="m", prompts=["x"])
+        (chunk,) = made.decoder(task, made.prompts(task)[0], 0, "delta").push(Piece(text="<think>x"))
+        assert chunk.text == "<think>x"
+
+    def test_an_answer_in_guided_json(self) -> None:
+        made = pipeline(DEEPSEEK, reasoning="think")
+        task = chat(sampling=Sampling(guide=Guide(kind="json_object")))
+        (chunk,) = made.decoder(task, only(made, task), 0, "delta").push(Piece(text='{"a": 1}'))
+        assert chunk.text == '{"a": 1}'
+
+
+class TestDecoder:
+    def test_the_sampling_decides_how_it_ends(self) -> None:
+        made = pipeline()
+        ids = vocabulary().encode("one two", special=False)
+        for sampling, text, reason in (
+            (Sampling(), "one two", "stop"),
+            (Sampling(ignore_eos=True), "one twoone two", "length"),
+            (Sampling(stop=[" "]), "one", "stop"),
+            (Sampling(stop=[" ", ""], include_stop=True), "one ", "stop"),
+            (Sampling(stop_token_ids=[ids[0]]), "", "stop"),
+            (Sampling(ignore_eos=True, skip_special_tokens=False), "one two<|im_end|>one two", "length"),
+        ):
+            task = chat(sampling=sampling)
+            decoder = made.decoder(task, Prompt(text=""), 0, "ids")
+            chunks = [*decoder.push(Piece(ids=[*ids, tiny_llama.IM_END, *ids])), *decoder.flush("length")]
+            assert ("".join(chunk.text for chunk in chunks), chunks[-1].finish_reason) == (text, reason)
+
+    def test_only_what_goes_on_keeps_its_first_space(self) -> None:
+        made = pipeline(kind="byte_fallback")
+        word = vocabulary("byte_fallback").encode("weather", special=False)
+        begun = Message(role="assistant", content="the")
+        for task, text in (
+            (Generate(model="m", prompts=["the"]), " weather"),
+            (chat(), "weather"),
+            (chat(HI, begun, continue_final=True), " weather"),
+        ):
+            decoder = made.decoder(task, made.prompts(task)[0], 0, "ids")
+            assert decoder.push(Piece(ids=word))[0].text == text
+
+    def test_whether_a_backend_must_leave_special_tokens_in_its_text(self) -> None:
+        tools = chat(tools=[WEATHER])
+        assert not pipeline(QWEN).reads_special(tools)
+        assert pipeline(MISTRAL, kind=None).reads_special(tools)
+        assert not pipeline(MISTRAL, kind=None).reads_special(chat())
+
+
+def test_a_conversation_is_continued() -> None:
+    task = chat(HI, Message(role="assistant", content="The weather is"), continue_final=True)
+    assert only(pipeline(), task).text.endswith("<|im_start|>assistant\nThe weather is")
+
+
+def test_further_variables_and_no_invitation() -> None:
+    task = chat(template_kwargs={"enable_thinking": False})
+    assert only(pipeline(QWEN), task).text.endswith("<think>\n\n</think>\n\n")
+    assert only(pipeline(QWEN), chat(add_generation_prompt=False)).text.endswith("<|im_end|>\n")
+
+
+def test_backends_are_told_of_stop_texts_only_where_they_mean_all_of_the_text() -> None:
+    """Not where calls or thoughts are parsed, which they would end; special tokens that calls are told by stay."""
+    sampling = Sampling(stop=["END"])
+    plain, tools = chat(sampling=sampling), chat(sampling=sampling, tools=[NOW])
+    source = "{{ messages[0].content }}{{ tools }}"
+    for parser, reasoning, task, stop, special in (
+        (None, "none", plain, ["END"], None),
+        ("mistral", "none", plain, ["END"], None),
+        ("mistral", "none", tools, [], False),
+        ("hermes", "none", tools, [], None),
+        (None, "think", plain, [], None),
+        (None, "think", Generate(model="m", prompts=["x"], sampling=sampling), ["END"], None),
+    ):
+        told = pipeline(source, None, tool_parser=parser, reasoning=reasoning).told(task, sampling)
+        assert (told.stop, told.skip_special_tokens) == (stop, special)
+
+
+def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:
+    """A tool's schema is refused by name; arguments of an earlier call go to the template as text."""
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    with pytest.raises(InvalidValue, match="tool 1 nest more than 64") as caught:
+        pipeline(QWEN).check(chat(tools=[NOW, Tool(name="deep", parameters=deep)]))
+    assert caught.value.param == "tools"
+    call = ToolCall(id="c", name="f", arguments='{"a":' * 2000 + "1" + "}" * 2000)
+    told = only(
+        pipeline("{{ messages[1].tool_calls[0].function.arguments }}"),
+        chat(HI, Message(role="assistant", tool_calls=[call])),
+    )
+    assert told.text == call.arguments
+
+
+def test_references_move_with_the_schema_also_below_names_that_look_like_keywords() -> None:
+    """A property may be called "default"; the value of the keyword is no schema."""
+    parameters = {
+        "type": "object",
+        "properties": {"default": {"$ref": "#/$defs/x"}, "y": {"default": {"$ref": "#/kept"}}},
+        "$defs": {"x": {"type": "string"}},
+    }
+    task = chat(tools=[Tool(name="f", parameters=parameters)], tool_choice="required")
+    guide = pipeline(QWEN, tool_parser="hermes").tools_guide(task)
+    assert guide is not None
+    moved = json.loads(guide.value)["properties"]["arguments"]["properties"]
+    assert moved["default"] == {"$ref": "#/properties/arguments/$defs/x"}
+    assert moved["y"] == {"default": {"$ref": "#/kept"}}

@@ -1,0 +1,69 @@
+"""Stop texts, against a search in the whole text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.pipelines.chat.stops import StopTexts
+from tests.unit.pipelines.chat.chat_kit import PLACES, cut
+
+
+def reference(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+    found = [(at, len(stop)) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    if not found:
+        return text, False
+    at, size = min(found)
+    return text[: at + size if include else at], True
+
+
+def run(stops: StopTexts, pieces: list[str]) -> tuple[str, bool]:
+    told = ""
+    for piece in pieces:
+        text, hit = stops.push(piece)
+        told += text
+        if hit:
+            return told, True
+    text, hit = stops.flush()
+    return told + text, hit
+
+
+@given(
+    text=st.text(alphabet="ab\n東", max_size=24),
+    stops=st.lists(st.text(alphabet="ab\n東", max_size=5), max_size=4),
+    places=PLACES,
+    include=st.booleans(),
+)
+def test_any_pieces_give_what_a_search_in_the_whole_gives(
+    text: str, stops: list[str], places: list[int], include: bool
+) -> None:
+    expected = reference(text, stops, include)
+    for pieces in (cut(text, places), list(text), [text]):
+        assert run(StopTexts(stops, include=include), pieces) == expected
+
+
+@given(text=st.text(alphabet="abc", max_size=24), stops=st.lists(st.text(alphabet="abc", min_size=1), min_size=1))
+def test_no_more_is_kept_back_than_could_be_the_beginning_of_a_stop(text: str, stops: list[str]) -> None:
+    held = StopTexts(stops)
+    told, hit = held.push(text)
+    rest = text[len(told) :]
+    if not hit and rest:
+        assert any(stop.startswith(rest) for stop in stops if len(stop) > len(rest))
+
+
+def test_a_longer_stop_that_began_before_is_waited_for() -> None:
+    assert StopTexts(["abcd", "c"]).push("xabc") == ("x", False)
+    assert run(StopTexts(["abcd", "c"]), ["xabc", "d"]) == ("x", True)
+    assert run(StopTexts(["abcd", "c"]), ["xabc", "e"]) == ("xab", True)
+    assert run(StopTexts(["abcd", "c"]), ["xabc"]) == ("xab", True)
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_the_stop_itself_is_passed_on_only_when_asked(include: bool) -> None:
+    assert run(StopTexts(["\n\n"], include=include), ["one\n", "\ntwo"]) == ("one\n\n" if include else "one", True)
+
+
+def test_without_stops_everything_passes() -> None:
+    assert StopTexts([]).push("abc") == StopTexts([""]).push("abc") == ("abc", False)
+    assert StopTexts([]).flush() == ("", False)

@@ -1,0 +1,297 @@
+"""Conversations rendered by templates of the families that models come from, and what templates may not do."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from shoal.errors import ConfigError, InvalidValue
+from shoal.pipelines.chat import jinja
+from shoal.pipelines.chat.messages import Form
+from shoal.pipelines.chat.template import ChatTemplate
+from shoal.types import Message, Part, Tool, ToolCall
+from tests.fixtures.chat_templates import DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS, QWEN
+from tests.fixtures.tiny_llama import CHATML
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+WEATHER = Tool(
+    name="get_weather",
+    description="The wéather <now> & here",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}},
+)
+HI = Message(role="user", content="Hi <b> & 'you'")
+CALLED = [
+    Message(role="user", content="Weather in Köln?"),
+    Message(role="assistant", tool_calls=[ToolCall(id="call00001", name="get_weather", arguments='{"city": "Köln"}')]),
+    Message(role="tool", content="21 degrees", tool_call_id="call00001"),
+]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, special_tokens=TOKENS)
+
+
+def rendered(source: str, *messages: Message, **options: Any) -> str:
+    return template(source).render(list(messages), **options)
+
+
+def test_a_plain_conversation() -> None:
+    system = Message(role="system", content="Be brief.")
+    assert rendered(QWEN, system, HI) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b> & 'you'<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert rendered(MISTRAL, system, HI, tools=[]) == "<s>[INST] Be brief.\n\nHi <b> & 'you'[/INST]"
+    assert rendered(GEMMA, HI) == "<s><start_of_turn>user\nHi <b> & 'you'<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_tools_are_json_as_they_came() -> None:
+    """Neither escaped for HTML nor for ASCII, nor with their keys in another order."""
+    text = rendered(QWEN, HI, tools=[WEATHER])
+    line = next(line for line in text.splitlines() if line.startswith('{"type"'))
+    assert '"description": "The wéather <now> & here", "parameters"' in line
+    assert json.loads(line)["function"]["parameters"] == WEATHER.parameters
+    indented = rendered(LLAMA3, HI, tools=[WEATHER])
+    assert '{\n    "type": "function",\n    "function": {\n        "name": "get_weather"' in indented
+
+
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [
+        (
+            QWEN,
+            '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>',
+        ),
+        (LLAMA3, '{"name": "get_weather", "parameters": {"city": "Köln"}}<|eot_id|>'),
+        (
+            MISTRAL,
+            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}, "id": "call00001"}]</s>'
+            '[TOOL_RESULTS] {"content": 21 degrees, "call_id": "call00001"}[/TOOL_RESULTS]',
+        ),
+        (DEEPSEEK, '<call>get_weather\n{"city": "Köln"}</call><result>21 degrees</result>'),
+        (CHATML, '{"name": "get_weather", "arguments": {"city": "Köln"}}'),
+    ],
+)
+def test_calls_and_their_results(source: str, call: str) -> None:
+    """Whether a template wants arguments as an object or as a text, and no content as None or as nothing."""
+    text = rendered(source, *CALLED, tools=[WEATHER])
+    assert call in text
+    assert "21 degrees" in text
+    assert "None" not in text
+
+
+def test_what_a_template_wants_is_found_out() -> None:
+    assert template(QWEN).form == Form(parts="never", empty=None)
+    assert template(DEEPSEEK).form == Form(parts="never", empty=None, json_arguments=True)
+    assert template(PARTS).form == Form(parts="only")
+    added = "{% for m in messages %}{{ m.content + m.tool_calls | default([]) | tojson }}{% endfor %}"
+    assert template(added).form == Form(empty="")
+    shown = "{% for m in messages %}{{ m.content | trim }}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
+    assert template(shown).form == Form(empty="")
+
+
+def test_arguments_that_are_no_json_go_back_as_they_were() -> None:
+    broken = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f", arguments='{"city": ')])
+    assert '"arguments": {"city": }' in rendered(QWEN, HI, broken)
+    empty = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f", arguments="")])
+    assert '"arguments": {}}' in rendered(QWEN, HI, empty)
+
+
+def test_results_have_the_name_of_what_was_called() -> None:
+    source = "{% for m in messages %}{{ m.name }}={{ m.content }};{% endfor %}"
+    assert rendered(source, *CALLED).endswith("get_weather=21 degrees;")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (PARTS, "<|user|>onetwo<|end|><|assistant|>"),
+        (GEMMA, "<s><start_of_turn>user\none\ntwo<end_of_turn>\n<start_of_turn>model\n"),
+    ],
+)
+def test_contents_in_parts(source: str, expected: str) -> None:
+    """In parts where the template reads them so, else as one text."""
+    assert rendered(source, Message(role="user", content=[Part(text="one"), Part(text="two")])) == expected
+
+
+def test_a_template_that_reads_parts_gets_a_text_in_parts() -> None:
+    assert rendered(PARTS, HI) == "<|user|>Hi <b> & 'you'<|end|><|assistant|>"
+    silent = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f")])
+    assert rendered(PARTS, HI, silent, add_generation_prompt=False).endswith("<|assistant|><|end|>")
+
+
+def test_a_template_that_reads_both_gets_several_parts_as_they_are() -> None:
+    both = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}"
+    )
+    assert template(both).form.parts == "also"
+    assert rendered(both, Message(role="user", content=[Part(text="a"), Part(text="b")])) == "(a)(b)"
+    assert rendered(both, Message(role="user", content=[Part(text="a")])) == "a"
+
+
+def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+    message = Message(role="developer", content="Be brief.")
+    assert "<|im_start|>system\nBe brief." in rendered(QWEN, message, HI)
+    knows = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{{ m.content }}{% endfor %}"
+    assert rendered(knows, message) == "DBe brief."
+
+
+def test_the_old_role_of_function_results_is_tool() -> None:
+    result = Message(role="function", name="f", content="42")
+    assert rendered("{% for m in messages %}{{ m.role }}{% endfor %}", result) == "tool"
+    assert rendered("{% for m in messages if m.role == 'function' %}!{% endfor %}", result) == "!"
+
+
+def test_reasoning_that_came_back() -> None:
+    thought = Message(role="assistant", content="4", reasoning="2+2")
+    assert "<think>\n2+2\n</think>\n\n4" in rendered(QWEN, HI, thought)
+
+
+def test_further_variables_reach_the_template() -> None:
+    off = rendered(QWEN, HI, variables={"enable_thinking": False})
+    assert off.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert "Today: 1 May 2031" in rendered(LLAMA3, HI, variables={"date_string": "1 May 2031"})
+    assert rendered("{{ documents[0] }}", HI, variables={"documents": ["d"]}) == "d"
+    assert rendered("{{ documents is none }}", HI) == "True"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_of_the_request_itself_are_not_replaced(name: str) -> None:
+    with pytest.raises(InvalidValue, match=name) as caught:
+        rendered(QWEN, HI, variables={name: []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_without_an_invitation_to_answer() -> None:
+    assert rendered(QWEN, HI, add_generation_prompt=False).endswith("<|im_end|>\n")
+
+
+@pytest.mark.parametrize("content", ["It is", "It is ", "\nIt is", "a</s>b"])
+def test_the_last_message_is_continued(content: str) -> None:
+    said = [HI, Message(role="assistant", content=content)]
+    whole = rendered(GEMMA, *said, add_generation_prompt=False)
+    text = rendered(GEMMA, *said, continue_final=True)
+    assert whole.startswith(text)
+    assert text.endswith("<start_of_turn>model\n" + content.strip())
+
+
+def test_blanks_at_the_end_stay_where_the_template_keeps_them() -> None:
+    said = [HI, Message(role="assistant", content=[Part(text="It"), Part(text="is ")])]
+    assert rendered(QWEN, *said, continue_final=True).endswith("<|im_start|>assistant\nIt\nis ")
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_nothing_cannot_be_continued(content: Any) -> None:
+    with pytest.raises(InvalidValue, match="no text to go on from"):
+        rendered(QWEN, HI, Message(role="assistant", content=content), continue_final=True)
+
+
+def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
+    with pytest.raises(InvalidValue, match="does not show the end of the last message"):
+        rendered("{{ messages[0].content }}", HI, Message(role="assistant", content="x"), continue_final=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "mentions", "parser"),
+    [
+        (QWEN, True, "hermes"),
+        (LLAMA3, True, "llama3"),
+        (MISTRAL, True, "mistral"),
+        (GEMMA, False, None),
+        ("{{ 'tools' }}", False, None),
+    ],
+)
+def test_whether_it_knows_tools_and_how_calls_are_written(source: str, mentions: bool, parser: str | None) -> None:
+    assert (template(source).mentions_tools, template(source).parser) == (mentions, parser)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (GEMMA, "System role not supported"),
+        ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
+        ("{{ 1 + messages[0].content }}", "TypeError: unsupported operand"),
+        ("{{ undefined_thing() }}", "'undefined_thing' is undefined"),
+        ("{{ messages[0].nothing | tojson }}", "TypeError: Object of type Undefined is not JSON serializable"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
+        ("{{ messages.append(1) }}", "access to attribute 'append' of 'list' object is unsafe"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ raise_exception('') }}", "TemplateError"),
+    ],
+)
+def test_refusals_are_in_the_templates_own_words(source: str, words: str) -> None:
+    with pytest.raises(
+        InvalidValue, match=f"the model's chat template refuses these messages: .*{re.escape(words)}"
+    ) as e:
+        rendered(source, Message(role="system", content="Be brief."), HI)
+    assert e.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(90000) %}{% for b in range(1000) %}{{ '%9999d' % 1 }}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10**12 }}",
+        "{{ 10**12 * 'x' }}",
+        "{{ [0] * 10**12 }}",
+        "{{ 10**10**10 }}",
+        "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_a_template_neither_runs_nor_grows_for_ever(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(jinja, "MOST_STEPS", 100_000)
+    monkeypatch.setattr(jinja, "MOST_CHARS", 1 << 20)
+    with pytest.raises(InvalidValue, match=r"too large|more than|too big"):
+        rendered(source, HI)
+
+
+def test_loops_are_as_they_always_are() -> None:
+    """Counting them changes nothing that a template can see."""
+    source = (
+        "{% for x in [1, 2, 3] %}{{ loop.index }}/{{ loop.length }}{{ loop.previtem }}{{ '.' if loop.last }}"
+        "{% else %}never{% endfor %}{% for x in nothing %}{% else %}none{% endfor %}"
+        "{% for k, v in {'a': 1}.items() if v %}{{ k ~ v ~ '!' }}{% endfor %}"
+        "{% for x in range(9) %}{% if x == 1 %}{% continue %}{% elif x == 3 %}{% break %}{% endif %}{{ x }}{% endfor %}"
+        "{% macro each(xs) %}{% for x in xs %}<{{ x }}>{% endfor %}{% endmacro %}{{ each('ab') }}"
+    )
+    assert rendered(source, HI) == "1/32/313/32.nonea1!02<a><b>"
+
+
+def test_the_date_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Then:
+            return cls(2031, 5, 1)
+
+    monkeypatch.setattr(jinja, "datetime", Then)
+    assert rendered("{{ strftime_now('%d %b %Y') }}", HI) == "01 May 2031"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% if %}", "line 1: Expected an expression"),
+        ("\n{{ x | unheard }}", "line 2: No filter named 'unheard'"),
+        ("{% endfor %}", "line 1"),
+        ("{% generation %}", "line 1"),
+        ("{% if x %}" * 400 + "{% endif %}" * 400, "not valid Jinja"),
+    ],
+)
+def test_a_broken_template_is_found_when_it_is_loaded(source: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize("source", [*FAMILIES.values(), CHATML, PARTS, DEEPSEEK])
+def test_renderings_do_not_touch_each_other(source: str) -> None:
+    made = template(source)
+    first = made.render([HI])
+    made.render(CALLED[:1], tools=[WEATHER])
+    assert made.render([HI]) == first

@@ -1,0 +1,265 @@
+"""`<tool_call>` with an object, and with the tags of Qwen3-Coder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.types import ToolDelta
+from tests.unit.pipelines.chat.tools.heard import Heard, hear_all_ways, parser
+
+PARIS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+
+
+def test_the_first_delta_has_the_name_and_the_rest_the_arguments_as_they_come() -> None:
+    reader = parser("hermes")
+    assert reader.push('Well.\n<tool_call>\n{"name": "get_weather", "argu') == ("Well.", [])
+    assert reader.push('ments": ') == ("", [])
+    assert reader.calls == 0
+    assert reader.push('{"ci') == (
+        "",
+        [ToolDelta(index=0, id="id0", name="get_weather"), ToolDelta(index=0, arguments='{"ci')],
+    )
+    assert reader.calls == 1
+    assert reader.push('ty": "Par') == ("", [ToolDelta(index=0, arguments='ty": "Par')])
+    assert reader.push('is"}}\n</tool') == ("", [ToolDelta(index=0, arguments='is"}')])
+    assert reader.push("_call>") == ("", [])
+    assert reader.flush() == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Heard("", [])),
+        ("No call at all.\n", Heard("No call at all.\n", [])),
+        ("\n\n indented", Heard("\n\n indented", [])),
+        (CALL, Heard("", [("get_weather", PARIS)])),
+        (f"{CALL}\n{CALL}\n", Heard("", [("get_weather", PARIS)] * 2)),
+        (f"\n\n{CALL}", Heard("", [("get_weather", PARIS)])),
+        (f"I look.\n\n{CALL}", Heard("I look.", [("get_weather", PARIS)])),
+        (f"I look.\n\n{CALL}\nDone. ", Heard("I look.\nDone. ", [("get_weather", PARIS)])),
+        (f"I look. {CALL}Done.", Heard("I look. Done.", [("get_weather", PARIS)])),
+        (f"{CALL}\n Done.", Heard("Done.", [("get_weather", PARIS)])),
+        (f"a {CALL} {CALL} b {CALL} c", Heard("a b c", [("get_weather", PARIS)] * 3)),
+    ],
+)
+def test_content_and_calls(text: str, expected: Heard) -> None:
+    assert hear_all_ways("hermes", text) == expected
+
+
+ARGUMENTS = [
+    "{}",
+    "{ }",
+    '{"a": {"b": [{"c": {}}, []]}}',
+    '{"a": "}}{{ ]["}',
+    '{"a": "\\"}\\\\"}',
+    '{"a": "\\\\"}',
+    '{"tag": "</tool_call> <tool_call>"}',
+    '{"text": "Größe 東京 🌊 \\u00e9"}',
+    '{\n  "a" : [1, 2.5e10, -0.1, true, false, null]\n}',
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a": ' + "[" * 300 + "]" * 300 + "}",
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_arguments_come_to_the_character(arguments: str, key: str) -> None:
+    text = f'<tool_call>{{"name":"f","{key}":{arguments}}}</tool_call>'
+    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+    text = f'<tool_call>{{"{key}": {arguments} , "name": "f"}}</tool_call>'
+    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('{"name": "f"}', ("f", "{}")),
+        ('{"name": "f", "arguments": null}', ("f", "{}")),
+        ('{"name": "f", "arguments": ""}', ("f", "{}")),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', ("f", '{"a": 1}')),
+        ('{"arguments": "{\\"a\\": 1}", "name": "f"}', ("f", '{"a": 1}')),
+        ('{"id": 7, "more": [{"x": "]"}], "name": "f", "arguments": {"a": 1}, "id": "z", "b": {}}', ("f", '{"a": 1}')),
+        ('{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', ("f", '{"a": 1}')),
+        ('{"type": "function", "function": "f", "parameters": {"a": 1}}', ("f", '{"a": 1}')),
+        ('{"name": "f", "function": {"name": "g"}, "arguments": {"a": 1}}', ("f", '{"a": 1}')),
+        ('{"name": "f", "arguments": {"a": 1}, "arguments": {"a": 2}}', ("f", '{"a": 1}')),
+        ('{"arguments": {"a": 1}, "parameters": {"a": 2}, "name": "f"}', ("f", '{"a": 1}')),
+        ('{"n\\u0061me": "caf\\u00e9", "arguments": {}}', ("café", "{}")),
+        ('{"name": "nobody offered it", "arguments": {}}', ("nobody offered it", "{}")),
+    ],
+)
+def test_what_a_call_may_look_like(written: str, expected: tuple[str, str]) -> None:
+    assert hear_all_ways("hermes", f"<tool_call>\n{written}\n</tool_call>") == Heard("", [expected])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tag <tool_call> begins a call.",
+        "<tool_call>",
+        "<tool_ca",
+        "<tool_call>\n{",
+        '<tool_call>\n{"name": "get_weather", "argum',
+        '<tool_call>{"name": "get_weather", "arguments": ',
+        "<tool_call>{}</tool_call>",
+        '<tool_call>{"arguments": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": {}, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": null, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "a\\nb", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "' + "x" * 257 + '", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "no object"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "' + "[" * 20_000 + '"}</tool_call>',
+        "<tool_call>{'name': 'f', 'arguments': {}}</tool_call>",
+        '<tool_call>{"name" "f"}</tool_call>',
+        '<tool_call>{"name": , "arguments": {}}</tool_call>',
+        '<tool_call>{, "name": "f"}</tool_call>',
+        '<tool_call>{"name": "f",}</tool_call>',
+        "<tool_call>get_weather(city='Paris')</tool_call>",
+    ],
+)
+def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
+    assert hear_all_ways("hermes", text) == Heard(text, [])
+
+
+def test_after_what_is_no_call_a_call_is_found() -> None:
+    assert hear_all_ways("hermes", f"<tool_call><tool_call>?{CALL}") == Heard(
+        "<tool_call><tool_call>?", [("get_weather", PARIS)]
+    )
+
+
+@pytest.mark.parametrize("cut", ['{"city": "Pa', '{"city": ', "{", '{"city": "Paris\\'])
+def test_a_call_that_ends_too_early_keeps_the_arguments_that_it_has(cut: str) -> None:
+    """No end is made up: half of a command must not look whole."""
+    heard = hear_all_ways("hermes", f'<tool_call>\n{{"name": "f", "arguments": {cut}')
+    assert heard == Heard("", [("f", cut)])
+
+
+@pytest.mark.parametrize(
+    ("end", "content"),
+    [
+        ("", ""),
+        ("\n", ""),
+        ("}", ""),
+        ("}\n", ""),
+        ("</tool_call>", ""),
+        ("\n</tool_call> So.", "So."),
+        ("} and more", "and more"),
+        (" and more", "and more"),
+        (', "id": ]}</tool_call>', "]}</tool_call>"),
+        ("}</tool_c", "</tool_c"),
+    ],
+)
+def test_a_bad_end_harms_no_whole_arguments(end: str, content: str) -> None:
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}{end}'
+    assert hear_all_ways("hermes", text) == Heard(content, [("get_weather", PARIS)])
+
+
+def test_several_objects_in_one_pair_of_tags() -> None:
+    one = f'{{"name": "f", "arguments": {PARIS}}}'
+    assert hear_all_ways("hermes", f"<tool_call>\n{one}\n{one}\n</tool_call>") == Heard("", [("f", PARIS)] * 2)
+
+
+def test_arguments_that_are_no_json_come_as_the_model_wrote_them() -> None:
+    arguments = '{"a": True, "b": [1,], c: NaN}'
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+
+
+def test_without_parallel_calls_only_the_first_counts() -> None:
+    text = f'a{CALL}b<tool_call>{{"name": "other", "arguments": {{"x": 1}}}}</tool_call>c'
+    assert hear_all_ways("hermes", text, parallel=False) == Heard("abc", [("get_weather", PARIS)])
+
+
+def tagged(body: str, name: str = "get_weather") -> str:
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("city", "\nParis\n", "Paris"),
+        ("city", "Paris", "Paris"),
+        ("city", "\r\nParis\r\n", "Paris"),
+        ("city", "\n5\n", "5"),
+        ("city", "\nnull\n", "null"),
+        ("city", '\n\n  two "lines"\n<b>é\\</b>\n\n', '\n  two "lines"\n<b>é\\</b>\n'),
+        ("days", "\n3\n", 3),
+        ("days", "\nmany\n", "many"),
+        ("days", "\nNaN\n", "NaN"),
+        ("days", "\n" + "[" * 20_000 + "\n", "[" * 20_000),
+        ("exact", "\nTrue\n", True),
+        ("exact", "\nfalse\n", False),
+        ("exact", "\nNone\n", None),
+        ("unit", "\nnull\n", None),
+        ("unit", "\nc\n", "c"),
+        ("place", '\n{"lat": [1.5]}\n', {"lat": [1.5]}),
+        ("place", "\nnull\n", None),
+        ("loose", "\n5\n", "5"),
+        ("unheard of", "\n5\n", "5"),
+    ],
+)
+def test_tagged_parameters_have_the_type_of_their_schema(key: str, value: str, expected: object) -> None:
+    heard = hear_all_ways("hermes", tagged(f"<parameter={key}>{value}</parameter>\n"))
+    assert heard.content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in heard.calls] == [("get_weather", {key: expected})]
+
+
+def test_several_tagged_parameters_and_calls() -> None:
+    body = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    text = f"So.\n{tagged(body)}\n{tagged('', 'other')}\n{tagged(body, 'odd')}{tagged(body, 'unknown')}"
+    untyped = '{"city": "Paris", "days": "3"}'
+    assert hear_all_ways("hermes", text) == Heard(
+        "So.",
+        [("get_weather", '{"city": "Paris", "days": 3}'), ("other", "{}"), ("odd", untyped), ("unknown", untyped)],
+    )
+
+
+def test_a_tagged_parameter_is_told_when_it_is_whole() -> None:
+    reader = parser("hermes")
+    assert reader.push("<tool_call><function=other><parameter=a>\n1") == ("", [])
+    assert reader.push("\n</parameter>") == (
+        "",
+        [ToolDelta(index=0, id="id0", name="other"), ToolDelta(index=0, arguments='{"a": "1"')],
+    )
+    assert reader.push("</function>") == ("", [ToolDelta(index=0, arguments="}")])
+    assert reader.flush() == ("", [])
+
+
+def test_the_end_of_the_call_ends_a_tagged_function() -> None:
+    assert hear_all_ways("hermes", "<tool_call><function=f><parameter=a>1</parameter></tool_call>.") == Heard(
+        ".", [("f", '{"a": "1"}')]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><func",
+        "<tool_call><function=f",
+        "<tool_call><function=>",
+        "<tool_call><function=a\nb>",
+        "<tool_call><function=" + "x" * 257 + ">",
+        "<tool_call><function=f>\n<parameter=a>\n1\n</param",
+        "<tool_call><function=f>\n<parameter=a",
+        "<tool_call><function=f>\n words </function>",
+        "<tool_call><fun>",
+    ],
+)
+def test_tags_that_make_no_call_are_content(text: str) -> None:
+    assert hear_all_ways("hermes", text) == Heard(text, [])
+
+
+def test_a_tagged_call_that_breaks_keeps_its_parameters_and_loses_no_text() -> None:
+    start = "<tool_call><function=f><parameter=a>1</parameter>"
+    assert hear_all_ways("hermes", f"{start}<parameter=b>2") == Heard("<parameter=b>2", [("f", '{"a": "1"')])
+    assert hear_all_ways("hermes", f"{start} what?") == Heard("what?", [("f", '{"a": "1"')])

@@ -1,0 +1,85 @@
+"""Which parser a template speaks of, and how parsers are made."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+
+from shoal.pipelines.chat.tools import ParserKind, detect, marks, tool_parser
+from shoal.types import Tool
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+QWEN = CHATML + '{% if tools %}<tools>...</tools>\n<tool_call>\n{"name": <function-name>}\n</tool_call>{% endif %}'
+QWEN_CODER = CHATML + "{{- '<tool_call>\\n<function=example_function_name>\\n<parameter=a>' }}"
+GLM = "{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>\n<arg_value>"
+MISTRAL = '{{- "[TOOL_CALLS] [" }}{{ call|tojson }}{{ "]" + eos_token }}'
+LLAMA_31 = "{{- '<|start_header_id|>' }}{{- '<|python_tag|>' + tool_call.name + '.call(' }}"
+LLAMA_4_JSON = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name}.' }}"""
+LLAMA_ESCAPED = '{{- "Respond in the format {\\"name\\": function name, \\"parameters\\": dictionary}." }}'
+PYTHONIC = "{{- 'in the format [func_name1(params_name1=params_value1...), func_name2(params)]' }}<|python_tag|>"
+LFM = "{{ '<|tool_call_start|>' }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("", None),
+        (CHATML, None),
+        (QWEN, "hermes"),
+        (QWEN_CODER, "hermes"),
+        (GLM, None),
+        ("<tool_call>\n<steptml:invoke name=", None),
+        (MISTRAL, "mistral"),
+        (LLAMA_31, "llama3"),
+        (LLAMA_4_JSON, "llama3"),
+        (LLAMA_ESCAPED, "llama3"),
+        (PYTHONIC, "pythonic"),
+        (LFM, "pythonic"),
+        ("{{ messages[0]['content'](x) }} {{ [f(tools)] }}", None),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>", None),
+        ("<tool_calls>[", None),
+    ],
+)
+def test_the_parser_of_a_template(template: str, expected: ParserKind | None) -> None:
+    assert detect(template) == expected
+
+
+CALLS: dict[ParserKind, str] = {
+    "hermes": '<tool_call>{"name": "f"}</tool_call>',
+    "llama3": '{"name": "f"}',
+    "mistral": "[TOOL_CALLS]f{}",
+    "pythonic": "[f()]",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("hermes", r"call_[0-9a-f]{24}"),
+        ("llama3", r"call_[0-9a-f]{24}"),
+        ("mistral", r"[A-Za-z0-9]{9}"),
+        ("pythonic", r"call_[0-9a-f]{24}"),
+    ],
+)
+def test_ids_have_the_form_that_templates_want_back_and_differ(kind: ParserKind, form: str) -> None:
+    ids = set()
+    for _ in range(20):
+        _, deltas = tool_parser(kind, [Tool(name="f")]).push(CALLS[kind])
+        assert re.fullmatch(form, deltas[0].id)
+        ids.add(deltas[0].id)
+    assert len(ids) == 20
+
+
+def test_with_no_tools_only_marked_calls_are_calls() -> None:
+    for kind in get_args(ParserKind):
+        content, deltas = tool_parser(kind, []).push(CALLS[kind])
+        assert (content, bool(deltas)) == (("", True) if kind in ("hermes", "mistral") else (CALLS[kind], False))
+
+
+@pytest.mark.parametrize("kind", get_args(ParserKind))
+def test_marks_are_what_the_format_is_told_by(kind: ParserKind) -> None:
+    found = marks(kind)
+    assert len(found) >= 2
+    assert all(mark[0] in "<[" and mark[-1] in ">]" for mark in found)
