@@ -148,13 +148,16 @@ def _offers_all(addresses: Sequence[Address]) -> bool:
 
 
 async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, asked: asyncio.Event) -> None:
-    """Serve the models that a server has, as they come; those that went are unloaded by whoever took them away."""
+    """Serve the models that a server has, as they come; those that went are unloaded by whoever took them away.
+
+    Those of the first look belong to the start: readiness waits until each has come up or failed.
+    """
     assert gateway.lifecycle is not None
     told: dict[str, str] = {}
     while True:
+        joined: list[Job] = []
         try:
             offered = await loader.offered(address)
-            gateway.waiting.pop(str(address), None)
             told = {name: reason for name, reason in told.items() if name in offered}
             for name, found in offered.items():
                 if isinstance(found, str):
@@ -162,21 +165,25 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
                 elif gateway.registry.get(name) is not None or told.get(name) == JOINED:
                     continue  # also one that is just being unloaded, and is not to come back for that
                 else:
-                    reason = _joined(gateway.lifecycle, loader, found)
+                    reason = _joined(gateway.lifecycle, loader, found, joined)
                 if told.get(name) != reason:
                     told[name] = reason
                     logger.info("%s of %s %s", name, address, reason)
+            if not asked.is_set() and joined:
+                gateway.waiting[str(address)] = "its models are loading"
+                await asyncio.gather(*(job.over.wait() for job in joined))
+            gateway.waiting.pop(str(address), None)
         except ShoalError as error:
             gateway.waiting[str(address)] = error.message
         asked.set()
         await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else ASK_AGAIN_S)
 
 
-def _joined(lifecycle: Lifecycle, loader: ModelLoader, found: Served) -> str:
-    """Serve a model that a server offers, and answer what became of it; one that cannot be keeps none of the others
-    away."""
+def _joined(lifecycle: Lifecycle, loader: ModelLoader, found: Served, jobs: list[Job]) -> str:
+    """Serve a model that a server offers, by a job more, and answer what became of it; one that cannot be keeps none of
+    the others away."""
     try:
-        lifecycle.add(loader.plan(found), required=False)
+        jobs.append(lifecycle.add(loader.plan(found), required=False))
     except SetupError as error:
         return f"is not served: {error.message}"
     return JOINED

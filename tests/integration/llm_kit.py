@@ -87,12 +87,17 @@ def free_port() -> int:
     return port
 
 
-def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> socket.socket:
-    """A connection on which this was asked; what comes back is the caller's to read."""
+def written(path: str, body: Mapping[str, Any] | bytes) -> bytes:
+    """A request as it goes over the wire."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> socket.socket:
+    """A connection on which this was asked; what comes back is the caller's to read."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    connection.sendall(written(path, body))
     return connection
 
 

@@ -19,6 +19,7 @@ import pytest
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Target, TritonEngine
+from shoal.backends.triton.schema import Embedder
 from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, TransportFailed
 from tests.integration.server_kit import Server
 from tests.integration.triton_app_kit import add_model, ask, embeddings, logged, serving, status_of, until, vectors
@@ -217,7 +218,9 @@ async def engine_of(control: Control, name: str) -> TritonEngine:
     async def admit(engine: TritonEngine) -> None:
         """Nothing to compare it with."""
 
-    return TritonEngine(target, name, embedder=await target.find(), admit=admit, serving=True)
+    embedder = await target.find()
+    assert isinstance(embedder, Embedder)
+    return TritonEngine(target, name, embedder=embedder, admit=admit, serving=True)
 
 
 def rows(*texts: str) -> dict[str, Any]:

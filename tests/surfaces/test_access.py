@@ -220,12 +220,15 @@ ADMIN = {
     *("POST /load_sentence_transformer_model", "POST /unload_model", "POST /delete_model", "GET /jobs"),
     *("GET /jobs/{id:path}", "POST /v1/models/{id:path}/load", "POST /v1/models/{id:path}/unload"),
     *("DELETE /v1/models/{id:path}", "POST /models/load", "POST /models/unload", "DELETE /models"),
+    *("POST /api/pull", "DELETE /api/delete"),
 }
 BODIES = {
     "POST /v1/models": b'{"model":"org/name"}',
     "POST /models": b'{"model":"org/name"}',
     "POST /models/load": b'{"model":"org/name"}',
     "POST /models/unload": b'{"model":"org/name"}',
+    "POST /api/pull": b'{"model":"org/name"}',
+    "DELETE /api/delete": b'{"model":"org/name"}',
 }
 
 

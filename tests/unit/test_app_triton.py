@@ -116,7 +116,7 @@ async def test_a_name_that_is_taken_keeps_no_other_away(
     async with open_app(await settings(tmp_path, toml), ["fake:", f"triton://{triton.target}"]) as app:
         await until(lambda: states(app).get("c") == "ready")
         assert states(app) == {"fake": "ready", "c": "ready"}
-        assert app.gateway.ready()
+        await until(app.gateway.ready)
     assert "b of" in caplog.text
     assert "the name 'fake' is served twice" in caplog.text
 

@@ -16,6 +16,7 @@ from shoal.errors import (
     RequestError,
     SetupError,
     ShoalError,
+    UpstreamRefused,
 )
 
 CLASSES: list[type[ShoalError]] = [
@@ -26,6 +27,7 @@ ARGUMENTS: dict[type[ShoalError], dict[str, Any]] = {
     MethodNotAllowed: {"message": "m", "allow": "GET"},
     ModelFileError: {"message": "m", "file": "config.json"},
     MissingExtra: {"what": "m", "extra": "local"},
+    UpstreamRefused: {"message": "m", "status": 400},
 }
 
 

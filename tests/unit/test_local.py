@@ -202,7 +202,7 @@ def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
         return space_of(Stored(stored.path, msgspec.structs.replace(manifest, **changes)))
 
     assert space(weights=shipped, graph_source="shipped") == space() == space_of(stored)
-    text = manifest.text
+    text = manifest.embedder
     changed = [
         space(weights={"model.safetensors": "other"}),
         space(text=msgspec.structs.replace(text, pooling="cls")),

@@ -39,6 +39,7 @@ def test_secrets_are_marked() -> None:
         "admin_key",
         "hf_token",
         "triton_metadata",
+        "upstream_api_key",
     }
 
 
@@ -53,7 +54,8 @@ def test_a_model_may_not_change_the_server() -> None:
 def test_every_key_of_a_model_s_table_is_documented_and_checked(row: Setting) -> None:
     """Help ends in a full stop, and a value of a wrong type is refused in words."""
     assert row.help.endswith(("?", ".", "..."))
-    with pytest.raises(ConfigError, match=f"^key: must be {re.escape(row.wording)}, got"):
+    shown = "" if row.secret else ", got"
+    with pytest.raises(ConfigError, match=f"^key: must be {re.escape(row.wording)}{shown}"):
         convert(row, [[]], "key")
 
 

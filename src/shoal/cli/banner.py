@@ -6,11 +6,12 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal import __version__
 from shoal.config import is_loopback
 from shoal.settings import Settings
+from shoal.types import TaskKind
 
 if TYPE_CHECKING:
     from shoal.core.protocols import ModelFacts
@@ -46,9 +47,11 @@ def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator
     for card in cards:
         yield "model", f"{card.name}  {_card(card)}"
     yield "auth", _auth(settings)
-    asked = next((card for card in cards if card.facts and "embed" in card.facts.tasks), None)
-    if asked:
-        yield "try", _curl(address, asked.name, authorised=bool(settings.api_key))
+    for label, task, path, asks in _TRIES:
+        asked = next((card for card in cards if card.facts and task in card.facts.tasks), None)
+        if asked:
+            body = json.dumps({"model": asked.name, **asks})
+            yield label, _curl(address + path, body, authorised=bool(settings.api_key))
 
 
 def url(host: str, port: int) -> str:
@@ -86,7 +89,12 @@ def _auth(settings: Settings) -> str:
     return "OFF, and others can connect (--insecure)"
 
 
-def _curl(address: str, model: str, *, authorised: bool) -> str:
+def _curl(address: str, body: str, *, authorised: bool) -> str:
     key = '-H "authorization: Bearer $SHOAL_API_KEY" ' if authorised else ""
-    body = json.dumps({"model": model, "input": "Hello, world"})
-    return f"curl -s {address}/v1/embeddings {key}-H 'content-type: application/json' -d '{body}'"
+    return f"curl -s {address} {key}-H 'content-type: application/json' -d '{body}'"
+
+
+_TRIES: Sequence[tuple[str, TaskKind, str, dict[str, Any]]] = (
+    ("try", "embed", "/v1/embeddings", {"input": "Hello, world"}),
+    ("chat", "generate", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}),
+)

@@ -25,7 +25,8 @@ ACCESS = "shoal.access"
 """The logger of one line a request; its records carry FIELDS as extra attributes."""
 
 FIELDS = (
-    *("method", "path", "status", "ms", "model", "items", "tokens", "batch_size", "queue_ms"),
+    *("method", "path", "status", "ms", "model", "items", "tokens"),
+    *("completion_tokens", "batch_size", "queue_ms"),
     *("replica", "client", "kind", "request_id"),
 )
 

@@ -60,6 +60,9 @@ class TritonHost:
         self.repository = Repository(Path(settings.triton_repository)) if settings.triton_repository else None
         self._platforms: Sequence[str] = ()
         self._pushed: dict[str, EntrySpec] = {}
+        self._names: list[str] = []
+        self._answers = True
+        self._asking: asyncio.Task[None] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -72,7 +75,10 @@ class TritonHost:
             return
         host = cls(settings, tritons)
         if not settings.triton:
-            yield host
+            try:
+                yield host
+            finally:
+                await host._stop_asking()
             return
         options = TritonOptions(
             home=Path(settings.home),
@@ -294,18 +300,36 @@ class TritonHost:
                 )
                 for one in held
             ]
-        try:
-            indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
-        except ShoalError as error:
-            logger.debug("no index of %s: %s", self.url, error.message)
-            return []
-        names = {served_name(one.name) for one in indexed} - {None}
         return [
             Entry(
                 name=name, source=str(self._address(triton_name(name))), backend="triton", managed=name in self._pushed
             )
-            for name in sorted(name for name in names if name is not None)
+            for name in await self._indexed()
         ]
+
+    async def _indexed(self) -> list[str]:
+        """The models of the server's index. One that did not answer the last time is asked again behind the caller's
+        back: interfaces ask for lists on every page, and must not wait for a dead server on each."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(), name="triton index")
+        if self._answers:
+            await asyncio.shield(self._asking)
+        return self._names
+
+    async def _ask(self) -> None:
+        try:
+            indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
+        except ShoalError as error:
+            logger.debug("no index of %s: %s", self.url, error.message)
+            self._names, self._answers = [], False
+            return
+        self._names = sorted({name for one in indexed if (name := served_name(one.name)) is not None})
+        self._answers = True
+
+    async def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
 
     def _address(self, model: str) -> Address:
         return Address(scheme="tritons" if self._tls else "triton", target=self.url, model=model)

@@ -17,7 +17,7 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Target, TritonEngine
-from shoal.backends.triton.schema import Names
+from shoal.backends.triton.schema import Embedder, Names
 from shoal.core.protocols import Engine
 from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
@@ -67,7 +67,9 @@ async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
         async def admit(engine: TritonEngine) -> None:
             raise AssertionError("nobody watches it, so it joins once")
 
-        engine = TritonEngine(target, "tiny-0", embedder=await target.find(), admit=admit, serving=True)
+        embedder = await target.find()
+        assert isinstance(embedder, Embedder)
+        engine = TritonEngine(target, "tiny-0", embedder=embedder, admit=admit, serving=True)
         try:
             yield engine
         finally:

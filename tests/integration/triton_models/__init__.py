@@ -12,6 +12,8 @@ Language models, the tensors being those of `tests.fakes.triton_llm`:
 talker_KIND           text_input -> text_output, as its prompt says; see the module `talker`
 talker_whole          of TensorRT-LLM's kind, that answers in one piece
 talker_ensemble       an ensemble of Triton's own over `talker_trtllm`
+talker_bls            a model of the python backend that calls `talker_trtllm`; see the module `bls`
+talker_bare           a text is all that it takes; `talker_flow` is the same in pieces
 llama                 input_ids -> output_ids; see the module; `llama_whole` answers in one piece
 """
 
@@ -19,18 +21,21 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from google.protobuf import text_format
 
 from shoal.backends.triton.protocol_pb2 import ModelInstanceGroup
+from shoal.pipelines.chat.vocabulary import Vocabulary
 from shoal.types import Array
 from tests.fakes.triton_llm import Kind, talker_config
-from tests.fixtures.tiny_llama import VOCABULARY
+from tests.fixtures.tiny_llama import VOCABULARY, write_tokenizer
 
 _HERE = Path(__file__).parent
 _TEXT = ("text", "TYPE_STRING", "[ 1 ]")
@@ -59,8 +64,8 @@ class TestModel:
 
 @dataclass(frozen=True, slots=True)
 class LlmModel:
-    """A language model of a kind; `parameters` go into its configuration beside the kind, `more` are further inputs.
-    `over`: an ensemble of one step, which has no program."""
+    """A language model of a kind; `parameters` go into its configuration beside the kind, `more` are further inputs,
+    `without` those that it lacks. `over`: an ensemble of one step, which has no program."""
 
     kind: Kind
     program: str = "talker"
@@ -68,9 +73,10 @@ class LlmModel:
     parameters: Mapping[str, str] = field(default_factory=dict)
     over: str = ""
     more: str = ""
+    without: Sequence[str] = ()
 
     def config(self, name: str, notes: Path) -> str:
-        config = talker_config(self.kind, name, decoupled=self.decoupled, more=self.more)
+        config = talker_config(self.kind, name, decoupled=self.decoupled, more=self.more, without=self.without)
         config.backend = "" if self.over else "python"
         config.platform = "ensemble" if self.over else ""
         if self.over:
@@ -81,12 +87,24 @@ class LlmModel:
         else:
             config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
         told = {"notes": str(notes), "kind": self.kind, **self.parameters}
+        if self.program == "llama":
+            told["pieces"] = _pieces()
         for key, text in told.items():
             config.parameters[key].string_value = text
         return text_format.MessageToString(config)
 
 
+@cache
+def _pieces() -> str:
+    """The bytes of each token of the tiny tokenizer, as hex."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder))
+        vocabulary = Vocabulary(Path(folder), "tokenizer.json")
+    return "-".join(vocabulary.data(token).hex() for token in range(vocabulary.size))
+
+
 WEIGHTS = {"vocabulary": str(VOCABULARY), "seed": "7"}
+BARE = ("max_tokens", "temperature")
 
 MODELS: dict[str, TestModel | LlmModel] = {
     "near_free": TestModel(outputs=(("embedding", "TYPE_FP32", "[ 1024 ]"),), max_batch_size=256),
@@ -106,10 +124,13 @@ MODELS: dict[str, TestModel | LlmModel] = {
     "talker_vllm": LlmModel("vllm"),
     "talker_trtllm": LlmModel("bls", more="stop? BOOL 1"),
     "talker_ensemble": LlmModel("bls", over="talker_trtllm"),
+    "talker_bls": LlmModel("bls", "bls", parameters={"tensorrt_llm_model_name": "talker_trtllm"}),
     "talker_whole": LlmModel("ensemble", decoupled=False),
     "talker_gpt": LlmModel("gpt"),
     "talker_llmapi": LlmModel("llmapi"),
     "talker_text": LlmModel("text"),
+    "talker_bare": LlmModel("text", without=BARE),
+    "talker_flow": LlmModel("text", decoupled=True, without=BARE),
     "llama": LlmModel("tokens", "llama", parameters=WEIGHTS),
     "llama_whole": LlmModel("tokens", "llama", decoupled=False, parameters=WEIGHTS),
 }

@@ -1,10 +1,12 @@
 """Runs inside Triton: a Llama of two layers with random weights, token ids to token ids as TensorRT-LLM's engine does.
 
 The weights follow from the parameter `seed` of the configuration, the tokens from the request's `seed`. A `stop`
-request ends the one of the same id.
+request ends the one of the same id. Where the parameter `pieces` tells the bytes of each token, as hex, a prompt may
+hold the words of `talker`: `delay_ms=N`, `first_ms=N`, `fail=N`, and `say=ID-ID-...` for the tokens of its answer.
 """
 
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -13,6 +15,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+LOOK_S = 0.02
+"""Between two looks for the caller."""
+
 HIDDEN, HEADS, LAYERS, INNER = 32, 4, 2, 64
 SIZE = HIDDEN // HEADS
 
@@ -69,6 +74,42 @@ def turned(x: Any) -> Any:
     return np.concatenate([one * cosine - other * sine, one * sine + other * cosine], -1)
 
 
+class ScriptedError(Exception):
+    pass
+
+
+class Script:
+    """What the words of a prompt ask for."""
+
+    def __init__(self, prompt: str, end: int, delay_ms: int) -> None:
+        told = re.findall(r"say=([0-9-]+)", prompt)
+        self.said = [int(each) for each in told[-1].split("-")] + [end] if told else []
+        self.fails = number_in(prompt, "fail", -1)
+        self.delay_s = number_in(prompt, "delay_ms", delay_ms) / 1000
+        self.first_s = number_in(prompt, "first_ms", 0) / 1000
+
+    def token(self, number: int) -> Any:
+        """(token, log probability), or (None, 0) where the model is to choose. Raises ScriptedError."""
+        if number == self.fails:
+            raise ScriptedError("told to fail in the middle")
+        return (self.said[number], -0.5) if number < len(self.said) else (None, 0.0)
+
+    def waits(self, number: int, left: Any) -> bool:
+        """Let the time before a token pass; False as soon as the caller has left."""
+        end = time.monotonic() + self.delay_s + (self.first_s if number == 0 else 0)
+        while not left():
+            rest = end - time.monotonic()
+            if rest <= 0:
+                return True
+            time.sleep(min(rest, LOOK_S))
+        return False
+
+
+def number_in(prompt: str, name: str, default: int) -> int:
+    found = re.search(name + r"=(\d+)", prompt)
+    return int(found[1]) if found else default
+
+
 class TritonPythonModel:
     def initialize(self, args: Any) -> None:
         config = json.loads(args["model_config"])
@@ -77,11 +118,12 @@ class TritonPythonModel:
         self.delay_ms = int(parameters.get("DELAY_MS", "0"))
         self.model = Llama(int(parameters["vocabulary"]), int(parameters["seed"]))
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+        self.pieces = [bytes.fromhex(each) for each in parameters.get("pieces", "").split("-")]
         self.stopped: set[str] = set()
 
     def execute(self, requests: Any) -> Any:
         if not self.decoupled:
-            return [self.respond(list(self.steps(request, lambda: False))) for request in requests]
+            return [self.whole(request) for request in requests]
         for request in requests:
             threading.Thread(target=self.talk, args=(request, request.get_response_sender())).start()
         return None
@@ -97,33 +139,58 @@ class TritonPythonModel:
             self.note("stopped", request_id)
             sender.send(self.respond([]), flags=FINAL)
             return
-        steps = self.steps(request, lambda: sender.is_cancelled() or request_id in self.stopped)
-        if value(request, "streaming", False):
-            for step in steps:
-                sender.send(self.respond([step]))
-        else:
-            sender.send(self.respond(list(steps)))
-        if sender.is_cancelled() or request_id in self.stopped:
+        left = self.looking(request, sender)
+        try:
+            if value(request, "streaming", False):
+                for step in self.steps(request, left):
+                    sender.send(self.respond([step]))
+            else:
+                sender.send(self.respond(list(self.steps(request, left))))
+        except ScriptedError as error:
+            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError(str(error))))
+        if left():
             self.note("cancelled", request_id)
         sender.send(flags=FINAL)
 
+    def whole(self, request: Any) -> Any:
+        left = self.looking(request, request)
+        try:
+            response = self.respond(list(self.steps(request, left)))
+        except ScriptedError as error:
+            response = pb_utils.InferenceResponse([], error=pb_utils.TritonError(str(error)))
+        if left():
+            self.note("cancelled", request.request_id())
+        return response
+
+    def looking(self, request: Any, told: Any) -> Any:
+        """What says whether the caller has left, `told` being what Triton tells it of."""
+        request_id = request.request_id()
+        return lambda: told.is_cancelled() or request_id in self.stopped
+
     def steps(self, request: Any, left: Any) -> Any:
         """Token after token, with its log probability: up to the length asked for, or the token that ends it."""
+        self.note("began", request.request_id())
         length = value(request, "input_lengths", 0)
         ids = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()[0].tolist()[:length]
         words = words_of(pb_utils.get_input_tensor_by_name(request, "stop_words_list"))
         end, start = value(request, "end_id", -1), len(ids)
+        script = Script(self.read(ids), end, self.delay_ms)
         draw = np.random.default_rng(value(request, "seed", 0))
-        for _ in range(value(request, "request_output_len", 0)):
-            if left():
+        for number in range(value(request, "request_output_len", 0)):
+            if not script.waits(number, left):
                 return
-            time.sleep(self.delay_ms / 1000)
             temperature = value(request, "temperature", 1.0)
-            token, log = self.model.next(ids, temperature, value(request, "runtime_top_k", 1), draw)
+            token, log = script.token(number)
+            if token is None:
+                token, log = self.model.next(ids, temperature, value(request, "runtime_top_k", 1), draw)
             ids.append(token)
             yield token, log
             if token == end or any(ids[start:][-len(word) :] == word for word in words):
                 return
+
+    def read(self, ids: list[int]) -> str:
+        """The prompt's text, as far as the tokens are known."""
+        return b"".join(self.pieces[id] for id in ids if id < len(self.pieces)).decode(errors="replace")
 
     def respond(self, steps: list[tuple[int, float]]) -> Any:
         tokens = np.array([[[token for token, _ in steps]]], np.int32)

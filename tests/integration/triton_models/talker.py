@@ -1,11 +1,14 @@
 """Runs inside Triton, and talks as the language model whose `kind` its configuration names; the prompt says how:
 
 count=N     so many words, "w0 w1 ..."; without it "Hello from Triton."
+say=HEX-... the bytes of each piece, instead of the words; the last one in the prompt counts
 delay_ms=N  before each of them; without it the parameter DELAY_MS of the configuration
+first_ms=N  before the first of them, beside that
 fail=N      an error after so many of them
 echo        instead of the words, the tensors that it was given, as JSON
 
-Notes "KIND cancelled ID" when its caller has left, and "KIND stopped ID" when a request with `stop` named it.
+Notes "KIND began ID" for every answer, "KIND cancelled ID" when its caller has left, and "KIND stopped ID" when a
+request with `stop` named it.
 """
 
 import json
@@ -19,6 +22,8 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PROMPT_TOKENS = 7
+LOOK_S = 0.02
+"""Between two looks for the caller."""
 
 
 class TritonPythonModel:
@@ -66,14 +71,14 @@ class TritonPythonModel:
         if not (said.get("stream") or said.get("streaming") or self.kind == "text"):
             sender.send(self.whole(said, request), flags=FINAL)
             return
+        self.note("began", request_id)
         words, fails = self.script(said)
         for number, word in enumerate(words):
-            time.sleep(self.delay(said))
-            if sender.is_cancelled() or request_id in self.stopped:
+            if not self.waits(said, number, lambda: sender.is_cancelled() or request_id in self.stopped):
                 self.note("cancelled", request_id)
                 sender.send(pb_utils.InferenceResponse([], error=cancelled()), flags=FINAL)
                 return
-            text = "".join(words[: number + 1]) if self.kind == "llmapi" else word
+            text = b"".join(words[: number + 1]) if self.kind == "llmapi" else word
             last = number + 1 == len(words) and not fails
             sender.send(self.response(said, text, 1, last))
         if fails:
@@ -81,35 +86,51 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     def whole(self, said: dict[str, Any], request: Any) -> Any:
+        request_id = request.request_id()
+        self.note("began", request_id)
         words, fails = self.script(said)
-        for _ in words:
-            time.sleep(self.delay(said))
-            if request.is_cancelled():
-                self.note("cancelled", request.request_id())
+        for number in range(len(words)):
+            if not self.waits(said, number, lambda: request.is_cancelled() or request_id in self.stopped):
+                self.note("cancelled", request_id)
                 return pb_utils.InferenceResponse([], error=cancelled())
         if fails:
             return pb_utils.InferenceResponse([], error=pb_utils.TritonError("told to fail in the middle"))
         excluded = said.get("exclude_input_in_output", said.get("sampling_param_exclude_input_from_output"))
-        before = said["text_input"] if not excluded and self.kind != "text" else ""
-        return self.response(said, before + "".join(words), len(words), True)
+        before = said["text_input"].encode() if not excluded and self.kind != "text" else b""
+        return self.response(said, before + b"".join(words), len(words), True)
 
-    def script(self, said: dict[str, Any]) -> tuple[list[str], bool]:
+    def script(self, said: dict[str, Any]) -> tuple[list[bytes], bool]:
         """The words, and whether an error follows them."""
         prompt = said["text_input"]
         if "echo" in prompt:
-            return [json.dumps({name: said[name] for name in sorted(said)})], False
+            return [json.dumps({name: said[name] for name in sorted(said)}).encode()], False
         count = re.search(r"count=(\d+)", prompt)
         words = [f"w{number} " for number in range(int(count[1]))] if count else ["Hello", " from", " Triton."]
+        pieces = [word.encode() for word in words]
+        told = re.findall(r"say=([0-9a-f-]+)", prompt)
+        if told:
+            pieces = [bytes.fromhex(each) for each in told[-1].split("-")]
         most = said.get("max_tokens", said.get("sampling_param_max_tokens"))
         fails = re.search(r"fail=(\d+)", prompt)
-        return words[: int(fails[1])] if fails else words[:most], bool(fails)
+        return pieces[: int(fails[1])] if fails else pieces[:most], bool(fails)
+
+    def waits(self, said: dict[str, Any], number: int, left: Any) -> bool:
+        """Let the time before a word pass; False as soon as the caller has left."""
+        first = re.search(r"first_ms=(\d+)", said["text_input"]) if number == 0 else None
+        end = time.monotonic() + self.delay(said) + (int(first[1]) / 1000 if first else 0)
+        while not left():
+            rest = end - time.monotonic()
+            if rest <= 0:
+                return True
+            time.sleep(min(rest, LOOK_S))
+        return False
 
     def delay(self, said: dict[str, Any]) -> float:
         told = re.search(r"delay_ms=(\d+)", said["text_input"])
         return (int(told[1]) if told else self.delay_ms) / 1000
 
-    def response(self, said: dict[str, Any], text: str, tokens: int, last: bool) -> Any:
-        found = {"text_output": np.array([text.encode()], dtype=object)}
+    def response(self, said: dict[str, Any], text: bytes, tokens: int, last: bool) -> Any:
+        found = {"text_output": np.array([text], dtype=object)}
         if said.get("return_finish_reason") or self.kind == "dynamo":
             found["finish_reason"] = np.array([b"stop" if last else b"None"], dtype=object)
         if said.get("return_num_input_tokens"):
@@ -117,7 +138,7 @@ class TritonPythonModel:
         if said.get("return_num_output_tokens"):
             found["num_output_tokens"] = self.count(tokens)
         if said.get("return_logprobs"):
-            token = {"5": {"logprob": -0.5, "rank": 1, "decoded_token": text}}
+            token = {"5": {"logprob": -0.5, "rank": 1, "decoded_token": text.decode(errors="replace")}}
             found["logprobs"] = np.array([json.dumps([token]).encode()], dtype=object)
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array[None] if self.batched else array) for name, array in found.items()]

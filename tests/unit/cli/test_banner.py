@@ -92,3 +92,13 @@ def test_an_open_server_is_said_loudly() -> None:
 def test_the_url_is_one_to_open(host: str, expected: str) -> None:
     """Wildcard addresses are nothing that a browser can open."""
     assert url(host, 80) == expected
+
+
+def test_a_model_that_generates_has_a_line_of_its_own() -> None:
+    """Beside the one for embeddings, where it does both."""
+    facts = ModelFacts(source="fake", backend="fake", tasks=("embed", "generate"))
+    found = banner(Settings(), card("a/b", facts=facts))
+    words = shlex.split(found["chat"])
+    assert words[2].endswith("/v1/chat/completions")
+    assert json.loads(words[-1])["messages"][0]["role"] == "user"
+    assert "/v1/embeddings" in found["try"]

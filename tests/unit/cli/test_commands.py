@@ -160,7 +160,8 @@ class TestConfig:
         result = runner.invoke(app, ["serve", "--as", "nothing-like-it"])
         assert result.exit_code == 2
         assert result.stderr == (
-            "error: --as: 'nothing-like-it' is not a preset: there are triton-grpc-proxy, inference-server\n"
+            "error: --as: 'nothing-like-it' is not a preset: there are triton-grpc-proxy, inference-server, "
+            "triton-openai, ollama\n"
         )
 
     def test_warnings_go_to_standard_error(self) -> None:

@@ -146,7 +146,7 @@ class TestHere:
         result = runner.invoke(app, ["embed", "--model", "tei+http://host:80", "a"])
         assert result.exit_code == 1
         assert result.stderr.startswith("error: tei+http://host:80: this version has no backend for tei+http: ")
-        assert "it serves hf:, pypi:, file:, triton:, tritons:, fake:" in result.stderr
+        assert "it serves hf:, pypi:, file:, triton:, tritons:, openai+http:, openai+https:, fake:" in result.stderr
 
     def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Empty input is said; a terminal is not waited for in silence."""

@@ -134,6 +134,12 @@ async def test_client_leaves() -> None:
         ({"content_encoding": "GZIP, br"}, UnsupportedMediaType),
         ({"content_encoding": "\x01\xff" * 100}, UnsupportedMediaType),
         ({"content_type": "text/html"}, UnsupportedMediaType),
+        ({"content_type": "application/x-www-form-urlencoded"}, UnsupportedMediaType),
+        (
+            {"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.5.0", "origin": "http://x"},
+            UnsupportedMediaType,
+        ),
+        ({"content_type": "text/plain", "user_agent": "curl/8.5.0"}, UnsupportedMediaType),
     ],
 )
 def test_heads_that_are_refused(headers: dict[str, str], error: Any) -> None:
@@ -145,10 +151,16 @@ def test_heads_that_are_refused(headers: dict[str, str], error: Any) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"content_length": "10"}, {"content_encoding": "identity"}, {"content_type": "application/json"}],
+    [
+        {},
+        {"content_length": "10"},
+        {"content_encoding": "identity"},
+        {"content_type": "application/json"},
+        {"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.5.0"},
+    ],
 )
 def test_heads_that_pass(headers: dict[str, str]) -> None:
-    """At most the limit, not compressed, JSON or nameless."""
+    """At most the limit, not compressed, JSON or nameless, or what curl calls a form."""
     check_head(request(**headers), 10, json=True)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from shoal.errors import ConfigError, Forbidden, ModelFailed
+from shoal.backends.triton.control import Control
+from shoal.errors import ConfigError, Forbidden, ModelFailed, TransportFailed
 from shoal.models.address import parse_address
 from shoal.models.store import Stored
 from shoal.settings import ModelTable, Settings
@@ -269,6 +271,36 @@ class TestEntries:
     async def test_a_server_that_is_away_has_none(self, pushing: TritonHost, triton: FakeTriton) -> None:
         await triton.stop()
         assert await pushing.entries() == []
+
+    async def test_nobody_waits_twice_for_a_server_that_is_away(
+        self, pushing: TritonHost, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is asked again behind the caller's back, and its models are back with the next list after that."""
+        triton.add(text_model("a"))
+        assert [entry.name for entry in await pushing.entries()] == ["a"]
+        control, gate = pushing.control, asyncio.Event()
+
+        async def away() -> Control:
+            await gate.wait()
+            raise TransportFailed("the server is not there")
+
+        monkeypatch.setattr(pushing, "control", away)
+        first = asyncio.create_task(pushing.entries())
+        await asyncio.sleep(0)
+        assert not first.done()
+        gate.set()
+        assert await first == []
+        gate.clear()
+        assert await pushing.entries() == await pushing.entries() == []
+        monkeypatch.setattr(pushing, "control", control)
+        gate.set()
+        asked = pushing._asking
+        assert asked is not None
+        await asked
+        await pushing.entries()
+        assert pushing._asking is not None
+        await pushing._asking
+        assert [entry.name for entry in await pushing.entries()] == ["a"]
 
 
 class TestRemoving:

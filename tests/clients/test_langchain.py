@@ -1,0 +1,164 @@
+"""LangChain's classes for OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import reduce
+from operator import add as joined
+from typing import Any
+
+import openai
+import pytest
+import tiktoken
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import StructuredTool
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel
+
+from tests.integration.llm_kit import MODEL
+
+CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": 2}} </tool_call>'
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class Sum(BaseModel):
+    """A sum."""
+
+    a: int
+    b: int
+
+
+@pytest.fixture
+def model(base_url: str) -> Any:
+    return ChatOpenAI(model=MODEL, base_url=base_url, api_key="any", max_retries=0)
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def test_invoke(model: Any) -> None:
+    """A conversation of its message classes; text, reason, name and counts come back."""
+    answer = model.invoke([SystemMessage("be kind"), HumanMessage("one two three")])
+    assert (answer.content, answer.response_metadata["finish_reason"]) == ("one two three", "stop")
+    assert answer.response_metadata["model_name"] == MODEL
+    assert (answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"]) == (3, 3)
+
+
+def test_stream(model: Any) -> None:
+    """Word by word; the usage where it is asked for."""
+    chunks = list(model.stream("one two three", stream_usage=True))
+    assert [chunk.content for chunk in chunks if chunk.content] == ["one", " two", " three"]
+    whole = reduce(joined, chunks)
+    assert whole.usage_metadata["total_tokens"] == 6
+    assert whole.response_metadata["finish_reason"] == "stop"
+
+
+async def test_asynchronous(model: Any) -> None:
+    """Many streams and answers at once, none with a word of another's."""
+
+    async def one(number: int) -> str:
+        return text_of([chunk async for chunk in model.astream(f"it is {number}")])
+
+    wanted = [f"it is {number}" for number in range(16)]
+    assert await asyncio.gather(*map(one, range(16))) == wanted
+    assert [answer.content for answer in await model.abatch(wanted)] == wanted
+
+
+def test_batch(model: Any) -> None:
+    """In threads."""
+    texts = [f"text {number}" for number in range(16)]
+    assert [answer.content for answer in model.batch(texts)] == texts
+
+
+def test_sampling(model: Any) -> None:
+    """Its fields arrive: what is bound to the model, and what its class has of its own."""
+    answer = model.bind(stop=["three"], logprobs=True, seed=7, temperature=0.5).invoke("one two three")
+    assert answer.content == "one two "
+    assert [each["token"] for each in answer.response_metadata["logprobs"]["content"]][:2] == ["one", " two"]
+    cut = model.bind(max_tokens=1).invoke("one two three")
+    assert (cut.content, cut.response_metadata["finish_reason"]) == ("one", "length")
+
+
+def test_tools(model: Any) -> None:
+    """Called, in one piece and in a stream; the result goes back."""
+    able = model.bind_tools([StructuredTool.from_function(add)])
+    answer = able.invoke(CALLED)
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("add", {"a": 1, "b": 2})
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    (streamed,) = reduce(joined, list(able.stream(CALLED))).tool_calls
+    assert (streamed["name"], streamed["args"]) == ("add", {"a": 1, "b": 2})
+    history = [HumanMessage(CALLED), answer, ToolMessage("it is 3", tool_call_id=call["id"])]
+    assert able.invoke(history).content == "it is 3"
+
+
+def test_structured_output(model: Any) -> None:
+    """By a call that the model makes of itself; what would force it is refused by name."""
+    told = CALLED.replace('"add"', '"Sum"')
+    by_call = model.with_structured_output(Sum, method="function_calling", tool_choice="auto")
+    assert by_call.invoke(told) == Sum(a=1, b=2)
+    for method, param in (
+        ("json_schema", "response_format"),
+        ("json_mode", "response_format"),
+        ("function_calling", "tool_choice"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            model.with_structured_output(Sum, method=method).invoke("as JSON")
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+
+
+def test_errors(model: Any) -> None:
+    """OpenAI's exceptions, before the answer and in it."""
+    with pytest.raises(openai.InternalServerError, match="the model failed"):
+        model.invoke("poison-item")
+    with pytest.raises(openai.APIError, match="the model failed"):
+        list(model.stream("one poison-item"))
+    with pytest.raises(openai.NotFoundError):
+        model.bind(model="nobody").invoke("a")
+
+
+def test_responses(base_url: str) -> None:
+    """Over the newer API, in one piece, in a stream, and with a call."""
+    model: Any = ChatOpenAI(model=MODEL, base_url=base_url, api_key="any", use_responses_api=True, max_retries=0)
+    answer = model.invoke("one two")
+    assert (answer.text, answer.usage_metadata["output_tokens"]) == ("one two", 2)
+    assert text_of(list(model.stream("one two"))) == "one two"
+    (call,) = model.bind_tools([StructuredTool.from_function(add)]).invoke(CALLED).tool_calls
+    assert call["args"] == {"a": 1, "b": 2}
+    history = [HumanMessage("a"), AIMessage("b"), HumanMessage("c d")]
+    assert model.invoke(history).text == "c d"
+
+
+def test_completions(base_url: str) -> None:
+    """Its class for texts: several prompts in one request, and a stream."""
+    model: Any = OpenAI(model=MODEL, base_url=base_url, api_key="any", max_tokens=8)
+    found = model.generate(["one two", "three"])
+    assert [each[0].text for each in found.generations] == ["one two", "three"]
+    assert found.llm_output["token_usage"]["completion_tokens"] == 3
+    assert "".join(model.stream("one two")) == "one two"
+
+
+def test_embeddings_of_texts(base_url: str) -> None:
+    """As the documentation has it for servers that are not OpenAI's."""
+    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", check_embedding_ctx_length=False)
+    rows = made.embed_documents(["one", "two"])
+    assert [len(row) for row in rows] == [32, 32]
+    assert made.embed_query("one") == pytest.approx(rows[0])
+
+
+def test_embeddings_of_token_ids(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes: it tokenises by itself, cuts to its own length and sends ids. Its vocabulary is on a server of
+    OpenAI's; one of single bytes stands in for it."""
+    ranks = {bytes([value]): value + 1 for value in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: encoding)
+    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", embedding_ctx_length=16)
+    short, long = made.embed_documents(["one", "a text of more than sixteen tokens"])
+    assert (len(short), len(long)) == (32, 32)
+    assert made.embed_query("one") == pytest.approx(short)
+    assert long != pytest.approx(short)

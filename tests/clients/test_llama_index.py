@@ -1,0 +1,99 @@
+"""LlamaIndex's classes for OpenAI and for servers like it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai_like import OpenAILike
+
+from tests.clients.conftest import KNOWN
+from tests.integration.llm_kit import MODEL
+
+SAID = [ChatMessage(role="system", content="be kind"), ChatMessage(role="user", content="one two three")]
+CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": 2}} </tool_call>'
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@pytest.fixture(params=["like", "openai"])
+def model(request: pytest.FixtureRequest, base_url: str) -> Any:
+    """The class for other servers, and OpenAI's own under a name that it knows."""
+    if request.param == "openai":
+        return OpenAI(model=KNOWN, api_base=base_url, api_key="any", max_retries=0)
+    return OpenAILike(
+        model=MODEL,
+        api_base=base_url,
+        api_key="any",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        context_window=4096,
+        max_retries=0,
+    )
+
+
+def test_chat(model: Any) -> None:
+    """A conversation of its messages; the raw answer has the counts."""
+    answer = model.chat(SAID)
+    assert (answer.message.role.value, answer.message.content) == ("assistant", "one two three")
+    assert answer.raw.usage.total_tokens == 6
+
+
+def test_stream_chat(model: Any) -> None:
+    """Deltas, and the text so far with each."""
+    pieces = list(model.stream_chat(SAID))
+    assert "".join(piece.delta or "" for piece in pieces) == "one two three"
+    assert pieces[-1].message.content == "one two three"
+
+
+def test_complete(model: Any) -> None:
+    """A text through the chat."""
+    assert model.complete("one two").text == "one two"
+    assert "".join(piece.delta for piece in model.stream_complete("one two")) == "one two"
+
+
+async def test_asynchronous(model: Any) -> None:
+    """Streams and answers at once, none with a word of another's."""
+
+    async def one(number: int) -> str:
+        stream = await model.astream_chat([ChatMessage(role="user", content=f"it is {number}")])
+        return "".join([piece.delta or "" async for piece in stream])
+
+    assert await asyncio.gather(*map(one, range(16))) == [f"it is {number}" for number in range(16)]
+    assert (await model.achat(SAID)).message.content == "one two three"
+    assert (await model.acomplete("a b")).text == "a b"
+
+
+def test_tools(model: Any) -> None:
+    """It reads the calls, in one piece and in a stream, and runs them."""
+    tool = FunctionTool.from_defaults(add)
+    answer = model.chat_with_tools([tool], user_msg=CALLED)
+    (call,) = model.get_tool_calls_from_response(answer)
+    assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 1, "b": 2})
+    *_, last = model.stream_chat_with_tools([tool], user_msg=CALLED)
+    (streamed,) = model.get_tool_calls_from_response(last)
+    assert streamed.tool_kwargs == {"a": 1, "b": 2}
+    assert model.predict_and_call([tool], user_msg=CALLED).response == "3"
+
+
+def test_texts_without_a_chat(base_url: str) -> None:
+    """A model that only completes: the older route, in one piece and in a stream."""
+    model: Any = OpenAILike(model=MODEL, api_base=base_url, api_key="any", is_chat_model=False, context_window=4096)
+    assert model.complete("one two").text == "one two"
+    assert "".join(piece.delta for piece in model.stream_complete("one two")) == "one two"
+
+
+def test_errors(model: Any) -> None:
+    """OpenAI's exceptions, before the answer and in it."""
+    with pytest.raises(openai.InternalServerError, match="the model failed"):
+        model.complete("poison-item")
+    with pytest.raises(openai.APIError, match="the model failed"):
+        list(model.stream_complete("one poison-item"))

@@ -1,0 +1,36 @@
+"""Runs inside Triton: passes each request on to the model that the parameter `tensorrt_llm_model_name` names, with its id,
+and that model's responses back, as TensorRT-LLM's BLS does. Like that, it tells the other one of no caller that left.
+"""
+
+import json
+import threading
+from typing import Any
+
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def initialize(self, args: Any) -> None:
+        config = json.loads(args["model_config"])
+        self.model = config["parameters"]["tensorrt_llm_model_name"]["string_value"]
+        self.outputs = [each["name"] for each in config["output"]]
+
+    def execute(self, requests: Any) -> None:
+        for request in requests:
+            threading.Thread(target=self.pass_on, args=(request, request.get_response_sender())).start()
+
+    def pass_on(self, request: Any, sender: Any) -> None:
+        asked = pb_utils.InferenceRequest(
+            model_name=self.model,
+            request_id=request.request_id(),
+            requested_output_names=self.outputs,
+            inputs=request.inputs(),
+        )
+        for response in asked.exec(decoupled=True):
+            if response.has_error():
+                sender.send(pb_utils.InferenceResponse([], error=response.error()))
+            elif response.output_tensors():
+                sender.send(pb_utils.InferenceResponse(response.output_tensors()))
+        sender.send(flags=FINAL)

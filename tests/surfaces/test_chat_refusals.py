@@ -1,0 +1,152 @@
+"""Chat completions that are refused: every bound, and whatever else a client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.types import Message
+from tests.surfaces.talk_kit import TALKER, talking
+from tests.surfaces.test_chat import ADD, PATHS, ask
+
+BAD: list[tuple[dict[str, Any], str | None, str]] = [
+    (ask(messages=[]), "messages", ">= 1"),
+    (ask(messages=None), "messages", "got `null`"),
+    (ask(messages="hi"), "messages", "got `str`"),
+    ({"model": TALKER}, "messages", "Missing required field 'messages'"),
+    (ask({"role": "robot", "content": "a"}), "messages", "'messages[0].role' is invalid"),
+    (ask({"content": "a"}), "messages", "'messages[0].role'"),
+    (ask({"role": "user"}), "messages", "'messages[0].content' is missing"),
+    (ask({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}), "messages", "input_audio"),
+    (ask({"role": "user", "content": [{"type": "file", "file": {}}]}), "messages", "'file'"),
+    (ask({"role": "user", "content": [{"type": "text"}]}), "messages", "holds none"),
+    (ask({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}), "messages", "holds none"),
+    (ask(max_tokens=0), "max_tokens", "at least one"),
+    (ask(max_completion_tokens=0), "max_completion_tokens", "at least one"),
+    (ask(max_tokens=-2), "max_tokens", ">= -1"),
+    (ask(max_tokens=1.5), "max_tokens", "got `float`"),
+    (ask(temperature=2.1), "temperature", "<= 2"),
+    (ask(temperature=-0.1), "temperature", ">= 0"),
+    (ask(top_p=1.1), "top_p", "<= 1"),
+    (ask(presence_penalty=2.5), "presence_penalty", "<= 2"),
+    (ask(frequency_penalty=-2.5), "frequency_penalty", ">= -2"),
+    (ask(n=0), "n", ">= 1"),
+    (ask(n=129), "n", "<= 128"),
+    (ask(seed=2**63), "seed", "<= 9223372036854775807"),
+    (ask(stop=["a"] * 5), "stop", "<= 4"),
+    (ask(stop=7), "stop", "got `int`"),
+    (ask(top_logprobs=2), "top_logprobs", "needs 'logprobs'"),
+    (ask(logprobs=True, top_logprobs=21), "top_logprobs", "<= 20"),
+    (ask(logprobs=2), "logprobs", "got `int`"),
+    (ask(logit_bias={"7": 101}), "logit_bias", "-100 to 100"),
+    (ask(logit_bias={"seven": 1}), "logit_bias", "token ids"),
+    (ask(logit_bias=[1]), "logit_bias", "got `array`"),
+    (ask(logit_bias={str(each): 1 for each in range(4097)}), "logit_bias", "more than 4096"),
+    (ask(tools=[{"type": "web_search"}]), "tools", "'web_search'"),
+    (ask(tools=[{"type": "function"}]), "tools", "'tools[0].function'"),
+    (ask(tools=[{"type": "function", "function": {"name": ""}}]), "tools", ">= 1"),
+    (ask(tool_choice="required"), "tool_choice", "there are none"),
+    (ask(tools=[ADD], tool_choice="always"), "tool_choice", "'always'"),
+    (ask(tools=[ADD], tool_choice={"type": "allowed_tools"}), "tool_choice", "'allowed_tools'"),
+    (ask(tools=[ADD], tool_choice={"type": "function"}), "tool_choice", "'tool_choice.function'"),
+    (
+        ask(tools=[ADD], tool_choice={"type": "function", "function": {"name": "mul"}}),
+        "tool_choice",
+        "not among the tools",
+    ),
+    (ask(functions=[ADD["function"]], function_call={"name": "x"}), "function_call", "not among the tools"),
+    (ask(response_format={"type": "xml"}), "response_format", "'xml'"),
+    (ask(response_format={"type": "json_schema"}), "response_format", "schema' is missing"),
+    (ask(response_format={"type": "json_schema", "json_schema": {"name": "a"}}), "response_format", "is missing"),
+    (ask(response_format={"type": "json_schema", "json_schema": 7}), "response_format", "got `int`"),
+    (ask(guided_json="{"), "guided_json", "could not be read"),
+    (ask(guided_json="7"), "guided_json", "not an object"),
+    (ask(guided_json={}, guided_regex="a"), "guided_regex", "send one of them"),
+    (ask(structured_outputs={"regex": "a", "grammar": "b"}), "structured_outputs", "send one of them"),
+    (ask(continue_final_message=True, add_generation_prompt=True), "continue_final_message", "exclude each other"),
+    (ask(chat_template_kwargs=[1]), "chat_template_kwargs", "got `array`"),
+    (ask(stream="yes"), "stream", "got `str`"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD)
+async def test_bad_bodies(body: dict[str, Any], param: str | None, words: str) -> None:
+    """Each is a 400 that names the field, and no work."""
+    server = talking()
+    answer = await server.call("POST", PATHS[0], body)
+    error = answer.json()["error"]
+    assert answer.status == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert words in error["message"]
+    assert server.talker.tasks == []
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format", "chat_template_kwargs"])
+async def test_schemas_that_are_too_deep(field: str) -> None:
+    """Sixty-four levels are more than anybody means; a template or a grammar might not come back from more."""
+    deep: Any = {}
+    for _ in range(70):
+        deep = {"properties": deep}
+    fields: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": deep}},
+        "chat_template_kwargs": deep,
+    }
+    answer = await talking().call("POST", PATHS[0], ask(**{field: fields[field]}))
+    assert (answer.status, answer.json()["error"]["param"]) == (400, field)
+    assert "deeper than 64" in answer.json()["error"]["message"]
+
+
+async def test_large_bodies() -> None:
+    """A long conversation passes; one that is made of nothing but brackets, or of tools, does not."""
+    server = talking()
+    long = "word " * 100_000
+    assert (await server.call("POST", PATHS[0], ask({"role": "user", "content": long}, future=1))).status == 200
+    assert server.talker.task.messages == [Message(role="user", content=long)]
+    assert set(server.talker.task.extras) == {"future"}
+    many = ask(*[{"role": "user", "content": []}] * 120_000)
+    answer = await server.call("POST", PATHS[0], many)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
+    answer = await server.call("POST", PATHS[0], ask(metadata={"a": "x" * 1_100_000}))
+    assert (answer.status, "beside 'messages'" in answer.json()["error"]["message"]) == (400, True)
+
+
+names = st.sampled_from(
+    ["messages", "role", "content", "type", "text", "tools", "function", "name", "stream", "n", "stop", "logit_bias"]
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+leaves |= st.sampled_from(["user", "assistant", "text", "image_url", "function", "json_schema"])
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=4), inner),
+    max_leaves=10,
+)
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]) | values, "content": st.text(max_size=8) | values},
+    optional={"tool_calls": values, "function_call": values},
+)
+fields = [
+    *("tools", "tool_choice", "response_format", "logit_bias", "stop", "n", "max_tokens", "stream", "stream_options"),
+    *("functions", "guided_json", "structured_outputs", "chat_template_kwargs", "logprobs", "temperature"),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    body=st.fixed_dictionaries(
+        {"messages": st.lists(message, max_size=3) | values}, optional=dict.fromkeys(fields, values)
+    )
+)
+def test_any_json(body: Any) -> None:
+    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
+    sent = json.dumps(body).encode()  # which writes any number, unlike quicker ones
+    answer = asyncio.run(talking().call("POST", PATHS[0], body=sent))
+    assert answer.status in (200, 400)
+    if answer.status == 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
