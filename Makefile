@@ -4,9 +4,13 @@
 SHELL := /bin/sh
 VENV := .venv
 PARITY := .venv-parity
+CLIENTS := .venv-clients
+CLIENTS_OLD := .venv-clients-old
 BIN := $(VENV)/bin
 EXTRAS := local,ort,llm
 TORCH := torch==2.13.0
+FRAMEWORKS := langchain-openai llama-index-llms-openai llama-index-llms-openai-like
+OLD_CLIENT := "openai<2"
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -14,12 +18,13 @@ RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
 
-.PHONY: help setup serve serve-triton web test coverage test-parity lint fix proto bench clean
+.PHONY: help setup serve serve-triton web test coverage test-clients test-parity lint fix proto bench clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
-	@echo "make test         run the tests; make test-parity: those against PyTorch"
+	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
+	@echo "                  other clients (LangChain, LlamaIndex, an older openai)"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
@@ -44,6 +49,10 @@ test: setup
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
 	$(BIN)/python -m coverage report --include 'src/shoal/core/*' --fail-under 100 --show-missing
+
+test-clients: $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed
+	$(CLIENTS)/bin/python -m pytest -rs $(ARGS) tests/clients
+	$(CLIENTS_OLD)/bin/python -m pytest -rs $(ARGS) tests/clients
 
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
@@ -71,12 +80,12 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PARITY) build dist src/shoal/web/dist web/node_modules
+	rm -rf $(VENV) $(PARITY) $(CLIENTS) $(CLIENTS_OLD) build dist src/shoal/web/dist web/node_modules
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment with a pip that knows dependency groups.
-$(VENV)/bin/python $(PARITY)/bin/python:
+$(VENV)/bin/python $(PARITY)/bin/python $(CLIENTS)/bin/python $(CLIENTS_OLD)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer, and there is none on PATH. Install one, or name" \
 		"it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) $(RIGHT_AGE) || { echo "$(PYTHON) is older than Python 3.11, which Shoal needs."; exit 1; }
@@ -96,4 +105,13 @@ $(VENV)/.developer: pyproject.toml | $(VENV)/.installed
 # One command for all of it: a later one could replace PyTorch by another build.
 $(PARITY)/.installed: pyproject.toml | $(PARITY)/bin/python
 	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers --group dev --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# Shoal itself without any extra: its scripted model needs none.
+$(CLIENTS)/.installed: pyproject.toml | $(CLIENTS)/bin/python
+	$(CLIENTS)/bin/python -m pip install $(FRAMEWORKS) --group clients --editable .
+	@touch $@
+
+$(CLIENTS_OLD)/.installed: pyproject.toml | $(CLIENTS_OLD)/bin/python
+	$(CLIENTS_OLD)/bin/python -m pip install $(OLD_CLIENT) --group clients --editable .
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -175,6 +174,9 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
             gateway.waiting.pop(str(address), None)
         except ShoalError as error:
             gateway.waiting[str(address)] = error.message
+        except Exception as error:  # a bug, or an answer that nobody foresaw; it may be gone when it is asked again
+            logger.exception("asking %s for its models failed", address)
+            gateway.waiting[str(address)] = f"it could not be understood: {error!r}"
         asked.set()
         await asyncio.sleep(DISCOVER_S if str(address) not in gateway.waiting else ASK_AGAIN_S)
 
@@ -197,8 +199,12 @@ async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> Non
         for model in registry:
             runner: object = model.runner
             if isinstance(runner, Statistics):
-                with contextlib.suppress(ShoalError):  # one that cannot be asked now is asked again soon
+                try:
                     told += [(model.name, number, stats) for number, stats in enumerate(await runner.statistics())]
+                except ShoalError:  # one that cannot be asked now is asked again soon
+                    continue
+                except Exception:  # as in `_discover`: the others are asked all the same
+                    logger.exception("asking for the statistics of %s failed", model.name)
         observer.backends = told
 
 

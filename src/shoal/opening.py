@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.config import Loaded
@@ -302,7 +302,8 @@ class Opening:
         """`recommended`: sampling that the model's own files ask for, below the table's."""
         able, table = generators[0].facts, self.table(name)
         options = generation_options(name, settings, table, able, self._threads, recommended)
-        return GenerationRunner(pipeline, generators, facts, options)
+        own = {"parameters": sorted(able.parameters), **pipeline.details}
+        return GenerationRunner(pipeline, generators, replace(facts, details={**facts.details, **own}), options)
 
 
 def scripts(addresses: Sequence[Address]) -> list[FakeScript]:

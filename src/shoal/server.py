@@ -37,12 +37,19 @@ KEEP_ALIVE_S = 75
 _log = logging.getLogger(__name__)
 
 
+LAST_WORDS_S = 1.0
+"""For streams to say that they were broken off, before connections are cut."""
+
+
 class Drainable(Protocol):
-    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing."""
+    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing; `break_off`
+    ends the streams that go on when their time is over, in words that their clients can read."""
 
     draining: bool
 
     def ready(self) -> bool: ...
+
+    def break_off(self) -> None: ...
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -141,9 +148,10 @@ class HttpServer:
                 workers=1,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(drain_timeout_s),
+                timeout_graceful_shutdown=math.ceil(drain_timeout_s + LAST_WORDS_S),
             )
         )
+        self._drain_timeout_s = drain_timeout_s
 
     async def run(self, gateway: Drainable, stop: asyncio.Event) -> None:
         """Serve until `stop` is set and what was in flight is answered, or its time is over."""
@@ -158,7 +166,11 @@ class HttpServer:
         finally:
             stopping.cancel()
             self._uvicorn.should_exit = True
-            await serving
+            last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.break_off)
+            try:
+                await serving
+            finally:
+                last.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application; on the way down every answer asks the client to connect anew, and so elsewhere."""

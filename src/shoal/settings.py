@@ -124,12 +124,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 16384
     max_streams: Annotated[
         int,
-        Meta(description="Most generations of a model in flight.", ge=1, extra={**_LIMITS, "per_model": True}),
+        Meta(description="Most generation requests of a model in flight.", ge=1, extra={**_LIMITS, "per_model": True}),
     ] = 256
     max_queued_streams: Annotated[
         int,
         Meta(
-            description="Most generations that wait for such a place; one client may hold at most half of them.",
+            description="Most requests that wait for such a place; one client may hold at most half of them.",
             ge=0,
             extra={**_LIMITS, "per_model": True},
         ),

@@ -80,10 +80,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer must look like. `value`: the JSON text of a schema, a regular expression, a grammar; "" for
-    json_object, a JSON list of texts for choice."""
+    json_object, a JSON list of texts for choice. `field`: what the client called it."""
 
     kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "structural_tag"]
     value: str = ""
+    field: str = "response_format"
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

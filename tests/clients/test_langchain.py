@@ -93,6 +93,8 @@ def test_tools(model: Any) -> None:
     assert answer.response_metadata["finish_reason"] == "tool_calls"
     (streamed,) = reduce(joined, list(able.stream(CALLED))).tool_calls
     assert (streamed["name"], streamed["args"]) == ("add", {"a": 1, "b": 2})
+    both = reduce(joined, list(able.stream(f"{CALLED} {CALLED}"))).tool_calls
+    assert [each["args"] for each in both] == [{"a": 1, "b": 2}] * 2
     history = [HumanMessage(CALLED), answer, ToolMessage("it is 3", tool_call_id=call["id"])]
     assert able.invoke(history).content == "it is 3"
 

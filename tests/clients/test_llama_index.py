@@ -81,6 +81,9 @@ def test_tools(model: Any) -> None:
     *_, last = model.stream_chat_with_tools([tool], user_msg=CALLED)
     (streamed,) = model.get_tool_calls_from_response(last)
     assert streamed.tool_kwargs == {"a": 1, "b": 2}
+    *_, last = model.stream_chat_with_tools([tool], user_msg=f"{CALLED} {CALLED}", allow_parallel_tool_calls=True)
+    both = model.get_tool_calls_from_response(last)
+    assert [each.tool_kwargs for each in both] == [{"a": 1, "b": 2}] * 2
     assert model.predict_and_call([tool], user_msg=CALLED).response == "3"
 
 

@@ -62,9 +62,9 @@ def test_tools(client: openai.OpenAI) -> None:
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     beta: Any = client.beta.chat.completions if hasattr(client.beta, "chat") else client.chat.completions
-    with beta.stream(model=MODEL, messages=hear(CALLED), tools=[ADD]) as stream:
+    with beta.stream(model=MODEL, messages=hear(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
         message = stream.get_final_completion().choices[0].message
-    assert [each.function.arguments for each in message.tool_calls] == ['{"a": 1}']
+    assert [each.function.arguments for each in message.tool_calls] == ['{"a": 1}'] * 2
 
 
 def test_completions(client: openai.OpenAI) -> None:

@@ -7,9 +7,12 @@ embedded engine has a real model with random weights: it is made to say a text b
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
+import signal
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ PARAMETERS_OF_A_TRTLLM = frozenset(
 )
 OF_A_FAKE = frozenset(
     {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias"}
-    | {"logprobs"}
+    | {"logprobs", "top_logprobs"}
 )
 
 Told: TypeAlias = Literal["pieces", "ids", "words", "guide"]
@@ -82,7 +85,7 @@ KINDS = (
     Kind(
         name="ensemble",
         model="talker_ensemble",
-        able=PARAMETERS_OF_A_TRTLLM | {"logprobs"},
+        able=PARAMETERS_OF_A_TRTLLM,
         reports=7,
         sees="bls",
     ),
@@ -135,8 +138,8 @@ KINDS = (
     Kind(name="bare", model="talker_bare", streams=False, counts="bytes", sees="text"),
     Kind(name="flow", model="talker_flow", counts="tokens", sees="text"),
     Kind(name="dynamo", counts="tokens"),
-    Kind(name="fake", told="words", able=OF_A_FAKE | {"top_logprobs"}, counts="words"),
-    Kind(name="upstream", told="words", able=OF_A_FAKE | {"top_logprobs"}, counts="words"),
+    Kind(name="fake", told="words", able=OF_A_FAKE, counts="words"),
+    Kind(name="upstream", told="words", able=OF_A_FAKE, counts="words"),
     Kind(
         name="embedded",
         told="guide",
@@ -213,6 +216,32 @@ def rendered(words: str) -> str:
     return f"<s><|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One that a server has started."""
+
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def worked(self) -> int:
+        """Ticks of a processor that it has used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+
+def processes_of(server: Server, module: str) -> list[Process]:
+    """Those that a server has started of a module."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and module in (entry / "cmdline").read_text().split("\0"):
+                found.append(Process(int(entry.name)))
+    return found
+
+
 @contextmanager
 def house_of(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Iterator[House]:
     """The servers. `pace`: options of the fake model, which a prompt cannot set; `flags`: of the front."""
@@ -242,6 +271,8 @@ def house_of(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Itera
                 tables.append(f'chat_template = "{folder / "chatml.jinja"}"')
             elif kind.told in ("pieces", "ids"):
                 tables.append(f'tokenizer = "{files}"')
+            if kind.name == "bls":  # the server's own calls among models crash with many at once
+                tables.append("max_streams = 1")
         env = {"SHOAL_HOME": str(folder / "home")}
         names = [kind.name for kind in KINDS]
         front = stack.enter_context(serving(folder / "front", names, *flags, env=env, config="\n".join(tables)))
@@ -383,6 +414,7 @@ async def complete(client: Any, kind: Kind, prompt: Any, *, stream: bool = False
         for choice in answer.choices:
             heard.texts[choice.index] = choice.text
             heard.reasons[choice.index] = choice.finish_reason
+            heard.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
         heard.usage = answer.usage
         return heard
     options = {"include_usage": True}
@@ -394,10 +426,11 @@ async def complete(client: Any, kind: Kind, prompt: Any, *, stream: bool = False
         for choice in event.choices:
             heard.texts[choice.index] = heard.texts.get(choice.index, "") + choice.text
             heard.pieces += bool(choice.text)
+            heard.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
             if choice.finish_reason:
                 heard.reasons[choice.index] = choice.finish_reason
     return heard
 
 
-ROADS = {"chat": chat, "completions": complete}
+ROADS: dict[str, Callable[..., Coroutine[Any, Any, Heard]]] = {"chat": chat, "completions": complete}
 TOO_LONG = "one " * (CONTEXT + 100)

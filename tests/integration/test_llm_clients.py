@@ -139,15 +139,17 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
 
 def test_a_tool_is_called_in_a_stream(client: openai.OpenAI) -> None:
     """The client's own accumulator puts the fragments together; the text before the call stays text."""
-    with client.chat.completions.stream(model=MODEL, messages=hear(f"well {CALLED}"), tools=[ADD]) as stream:
+    with client.chat.completions.stream(model=MODEL, messages=hear(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert "tool_calls.function.arguments.delta" in kinds
-    assert kinds.count("tool_calls.function.arguments.done") == 1
+    assert kinds.count("tool_calls.function.arguments.done") == 2
     (choice,) = final.choices
     assert (choice.finish_reason, (choice.message.content or "").strip()) == ("tool_calls", "well")
     assert choice.message.tool_calls is not None
-    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [("add", ARGUMENTS)]
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
+        ("add", ARGUMENTS)
+    ] * 2
 
 
 def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:

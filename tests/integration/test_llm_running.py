@@ -172,9 +172,11 @@ def test_streams_in_flight_survive_sigterm(tmp_path: Path) -> None:
     text = " ".join(f"w{number}" for number in range(40))
     with running(tmp_path, f"{FAKE}token_ms=40") as server, ThreadPoolExecutor() as pool:
         whole = pool.submit(server.request, "POST", CHAT, body(text, stream=False))
+        seconds_until(lambda: in_flight(server) == 1)
         streams = [ask(server, CHAT, body(text)) for _ in range(3)]
         for stream in streams:
             read_until(stream, b'" w1"')
+        assert in_flight(server) == 4
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         with pytest.raises(OSError):
@@ -192,7 +194,8 @@ def test_streams_in_flight_survive_sigterm(tmp_path: Path) -> None:
 
 
 def test_the_drain_is_bounded(tmp_path: Path) -> None:
-    """A stream that would go on for an hour ends with the drain; the process ends by itself."""
+    """A stream that would go on for long ends with the drain, and not as if it were whole; the process ends by
+    itself."""
     flags = ("--drain-timeout-s", "0.5")
     with running(tmp_path, f"{FAKE}token_ms=50", flags=flags) as server, ask(server, CHAT, body()) as stream:
         read_until(stream, b'" word"')
@@ -202,6 +205,7 @@ def test_the_drain_is_bounded(tmp_path: Path) -> None:
         while piece := stream.recv(65536):
             rest += piece
         assert b'"finish_reason":"stop"' not in rest
+        assert b"\r\n0\r\n\r\n" not in rest or b'"error"' in rest
         assert "Traceback" not in server.log.read_text()
 
 
@@ -217,7 +221,7 @@ def test_heartbeats(tmp_path: Path, behind: bool) -> None:
             seen = read_until(connection, b"data: [DONE]\n\n")
         _, _, events = seen.partition(b"\r\n\r\n")
         assert events.partition(b"\r\n")[2].startswith(b": ping\n\n")
-        assert 5 <= seen.count(b": ping\n\n") <= 20
+        assert 3 <= seen.count(b": ping\n\n") <= 20
         with ask(server, RESPONSES, {"model": MODEL, "input": "one", "stream": True}) as connection:
             assert b": ping\n\n" in read_until(connection, b"response.completed")
         with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:

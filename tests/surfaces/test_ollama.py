@@ -267,8 +267,8 @@ class TestTasks:
         [
             ("", None),
             (None, None),
-            ("json", Guide(kind="json_object")),
-            ({"type": "object"}, Guide(kind="json_schema", value='{"type":"object"}')),
+            ("json", Guide(kind="json_object", field="format")),
+            ({"type": "object"}, Guide(kind="json_schema", value='{"type":"object"}', field="format")),
         ],
     )
     async def test_formats(self, form: Any, guide: Guide | None) -> None:

@@ -104,7 +104,7 @@ async def test_fields_reach_the_task() -> None:
     sent = orjson.dumps(ask(**fields))
     body = (await server.call("POST", PATHS[0], body=sent)).json()
     task = server.talker.task
-    guide = Guide(kind="json_schema", value='{"type":"object"}')
+    guide = Guide(kind="json_schema", value='{"type":"object"}', field="text")
     assert task.sampling == Sampling(max_tokens=9, temperature=0.5, top_p=0.25, logprobs=2, guide=guide)
     assert task.tools == [Tool(name="add", description="Adds", parameters={"type": "object"}, strict=True)]
     assert (task.tool_choice, task.tool_name, task.parallel_tool_calls) == ("function", "add", False)

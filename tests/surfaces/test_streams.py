@@ -115,7 +115,7 @@ async def test_several_choices() -> None:
 
 
 async def test_calls_of_tools() -> None:
-    """The index is in every fragment; id, type and name in the first of each call alone."""
+    """One fragment an event; the index is in every one, id, type and name in the first of each call alone."""
     says = [
         Chunk(tools=[ToolDelta(index=0, id="call_a", name="add")]),
         Chunk(tools=[ToolDelta(index=0, arguments='{"a":')]),
@@ -127,10 +127,8 @@ async def test_calls_of_tools() -> None:
     assert [each["delta"].get("tool_calls") for each in choices(answer)[1:]] == [
         [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}],
         [{"index": 0, "function": {"arguments": '{"a":'}}],
-        [
-            {"index": 0, "function": {"arguments": "1}"}},
-            {"index": 1, "id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
-        ],
+        [{"index": 0, "function": {"arguments": "1}"}}],
+        [{"index": 1, "id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}}],
         None,
     ]
     assert choices(answer)[-1]["finish_reason"] == "tool_calls"

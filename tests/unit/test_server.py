@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import shoal.server
 from shoal.errors import SetupError
 from shoal.server import HttpServer, bind
 
@@ -23,9 +24,13 @@ class Gateway:
 
     def __init__(self, *, ready: bool = True) -> None:
         self._ready = ready
+        self.broken_off = asyncio.Event()
 
     def ready(self) -> bool:
         return self._ready
+
+    def break_off(self) -> None:
+        self.broken_off.set()
 
 
 @pytest.fixture
@@ -127,8 +132,31 @@ class TestRunning:
         assert running.gateway.draining
         writer.close()
 
-    async def test_a_request_that_outlasts_the_drain_is_cancelled(self, sockets: list[socket.socket]) -> None:
+    async def test_streams_that_outlast_the_drain_have_a_last_word(self, sockets: list[socket.socket]) -> None:
+        """They are told that their time is over, and have a moment to say so before connections are cut."""
+        begun = asyncio.Event()
+
+        async def streaming(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"word", "more_body": True})
+            begun.set()
+            await running.gateway.broken_off.wait()
+            await send({"type": "http.response.body", "body": b"sorry"})
+
+        running = Running(streaming, sockets, timeout=0.0)
+        reader, writer = await running.connect()
+        writer.write(REQUEST)
+        await begun.wait()
+        running.stop.set()
+        await running.done
+        assert (await reader.read()).endswith(b"5\r\nsorry\r\n0\r\n\r\n")
+        writer.close()
+
+    async def test_a_request_that_outlasts_the_drain_is_cancelled(
+        self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """`drain_timeout_s` bounds the way down; the client learns that it may try again."""
+        monkeypatch.setattr(shoal.server, "LAST_WORDS_S", 0.0)
         arrived, cancelled = asyncio.Event(), asyncio.Event()
 
         async def endless(scope: Any, receive: Any, send: Any) -> None:

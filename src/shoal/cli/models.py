@@ -90,6 +90,11 @@ def list_models(as_json: _Json = False, *, loaded: Loaded) -> None:
     print_table(("NAME", "ID", "SIZE", "MODIFIED"), rows)
 
 
+def _unverified(stored: Stored) -> str:
+    generates = stored.manifest.generation is not None
+    return "by a first token, each time it is loaded" if generates else "not yet: when it is first served"
+
+
 @with_settings("Model files")
 def show(
     name: _Name,
@@ -108,7 +113,7 @@ def show(
         typer.echo(json.dumps(facts, indent=2))
     else:
         words = {"size": size_text(stored.manifest.size), "files": str(len(stored.manifest.files))}
-        words["verified"] = facts["verified"] or "not yet: when it is first served"
+        words["verified"] = facts["verified"] or _unverified(stored)
         shown = {key: value for key, value in (facts | words).items() if key != "damaged"}
         print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
         if verify and not wrong:

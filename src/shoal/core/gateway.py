@@ -11,12 +11,20 @@ from contextlib import aclosing, asynccontextmanager
 
 from shoal.core.lifecycle import Lifecycle
 from shoal.core.limits import traffic_of
-from shoal.core.protocols import GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
+from shoal.core.protocols import Checking, GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
 from shoal.core.registry import Model, ModelCard, Registry
 from shoal.core.silence import Silence
 from shoal.core.statistics import Counts
 from shoal.core.streams import StreamLimit
-from shoal.errors import DeadlineExceeded, EmptyInput, InternalError, ModelNotFound, ShoalError, Unsupported
+from shoal.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    InternalError,
+    ModelNotFound,
+    ShoalError,
+    Unavailable,
+    Unsupported,
+)
 from shoal.types import Chunk, Context, Embed, Embedded, Generate, ModelStats, TaskKind, Usage
 
 logger = logging.getLogger("shoal.core")
@@ -49,6 +57,7 @@ class Gateway:
         self._counts = observer if isinstance(observer, Counts) else Counts()
         registry.gone = self._forget
         self._streams: dict[str, StreamLimit] = {}
+        self._hearing: set[Silence] = set()
         self._patience = (first_token_timeout_s, token_timeout_s)
         self._clock = clock
 
@@ -87,19 +96,23 @@ class Gateway:
         model = self._find(task.model, "generate")
         started = self._clock()
         self._observer.accepted(model.name, "generate", task.choices, traffic_of(task, ctx))
-        outcome, usage, first = "cancelled", Usage(), None
+        outcome, first, pieces = "cancelled", None, 0
+        usage: Usage | None = None
         model.enter()
         try:
             runner = _able(model, "generate")
             _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._woken(model, "generate", ctx)
+            if isinstance(runner, Checking):
+                runner.check(task)
             async with self._places(model).permit(ctx), aclosing(self._heard(runner, task, ctx)) as chunks:
                 async for chunk in chunks:
                     if first is None:
                         first = self._clock() - started
                     if chunk.usage is not None:
                         usage = chunk.usage
+                    pieces += chunk.raw is None
                     yield chunk
             outcome = "ok"
         except ShoalError as error:
@@ -111,9 +124,12 @@ class Gateway:
         finally:
             model.leave()
             seconds = self._clock() - started
-            report = GenerationReport(model.name, usage.prompt_tokens, usage.completion_tokens, first, seconds)
-            self._observer.generated(report)
             self._observer.finished(model.name, "generate", outcome, seconds, None)
+            # An answer that was broken off has no usage: of its tokens, those that were seen are known.
+            usage = usage or Usage(completion_tokens=pieces)
+            self._observer.generated(
+                GenerationReport(model.name, usage.prompt_tokens, usage.completion_tokens, first, seconds)
+            )
 
     def resolve(self, name: str, task: TaskKind = "generate") -> tuple[str, str]:
         """The served model and the adapter ("" for none) that a client's name means: also `model:adapter`, and
@@ -196,14 +212,18 @@ class Gateway:
         first_s, between_s = self._patience if task.stream else (math.inf, math.inf)
         async with aclosing(runner.stream(task, ctx)) as chunks:
             with Silence(first_s, between_s, ctx.remaining(self._clock())) as silence:
-                while True:
-                    silence.listen()
-                    try:
-                        chunk = await anext(chunks)
-                    except StopAsyncIteration:
-                        return
-                    silence.heard()
-                    yield chunk
+                self._hearing.add(silence)
+                try:
+                    while True:
+                        silence.listen()
+                        try:
+                            chunk = await anext(chunks)
+                        except StopAsyncIteration:
+                            return
+                        silence.heard()
+                        yield chunk
+                finally:
+                    self._hearing.discard(silence)
 
     def _places(self, model: Model) -> StreamLimit:
         found = self._streams.get(model.name)
@@ -216,6 +236,11 @@ class Gateway:
     def _forget(self, name: str) -> None:
         self._streams.pop(name, None)
         self._counts.forget(name)
+
+    def break_off(self) -> None:
+        """End every generation in flight, each with an error that its client can read: the server's time is up."""
+        for silence in list(self._hearing):
+            silence.break_off(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
     async def _woken(self, model: Model, task: TaskKind, ctx: Context) -> Runner:
         if self.lifecycle is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import msgspec
 
 from shoal.core.merging import merged
 from shoal.core.protocols import Breakable, ChatPipeline, Decoder, ModelFacts, Piece, Prompt, TextGenerator
+from shoal.core.rota import Rota
 from shoal.core.sampling import CUT_HERE, OF_IDS, UNSET, honoured
 from shoal.core.threads import Threads
 from shoal.errors import InvalidValue, Overloaded, ShoalError, TransportFailed, Unavailable, Unsupported
@@ -27,9 +29,14 @@ CHOICES_AT_ONCE = 16
 INLINE_CHARS = 4_000
 """Prompts up to this are rendered and tokenised on the loop (about 100 us); a hop to a thread costs as much."""
 
+MESSAGE_CHARS = 64
+
 UNBOUNDED_TOKENS = 1024
 """Where neither the request, nor the settings, nor the context says how long an answer may be, and the model must be
 told."""
+
+PATIENCE_S = 10.0
+"""For a first piece, after which other replicas are asked first."""
 
 SEEDS = 2**31 - 1
 
@@ -37,13 +44,15 @@ SEEDS = 2**31 - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
     """Of one model: its name here, its own sampling defaults (fields that it can honour), the answer's length where a
-    request does not say (0: what the context has room for), fields to ignore where it cannot honour them."""
+    request does not say (0: what the context has room for), fields to ignore where it cannot honour them, and how long
+    a replica may keep a request without a first piece before others are asked first."""
 
     model: str
     sampling: Sampling = UNSET
     default_max_tokens: int = 0
     ignore: frozenset[str] = frozenset()
     threads: Threads | None = None
+    patience_s: float = PATIENCE_S
 
 
 @dataclass(slots=True)
@@ -96,12 +105,13 @@ class GenerationRunner:
         generators: Sequence[TextGenerator],
         facts: ModelFacts,
         options: GenerationOptions,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipeline = pipeline
         self.generators = generators
         self.options = options
         self._facts = facts
-        self._running = [0] * len(generators)
+        self._rota = Rota(len(generators), options.patience_s, clock)
         self._able = generators[0].facts
 
     @property
@@ -127,6 +137,9 @@ class GenerationRunner:
                 cut = 0
         yield Chunk(usage=tally.usage())
 
+    def check(self, task: Generate) -> None:
+        self._checked(task)
+
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for generator in self.generators:
             if isinstance(generator, Breakable):
@@ -146,6 +159,15 @@ class GenerationRunner:
         asked = self._with_tools(task)
         able = self._able.parameters | CUT_HERE | (OF_IDS if self._able.gives == "ids" else frozenset())
         sampling = honoured(asked, self.options.sampling, able, self.options.ignore)
+        if task.echo and sampling.logprobs is not None:
+            raise Unsupported(
+                "the probabilities of a prompt's tokens are not known: leave 'echo' or 'logprobs' out", param="logprobs"
+            )
+        if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
+            raise InvalidValue(
+                f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}: lower it",
+                param="min_tokens",
+            )
         if task.best_of is not None and task.best_of > task.n:
             if "logprobs" not in self._able.parameters:
                 raise Unsupported("this model does not tell which answer is best: leave 'best_of' out", param="best_of")
@@ -157,6 +179,11 @@ class GenerationRunner:
         """The sampling that was asked for, guided to a call where one is demanded."""
         if not task.tools or task.tool_choice not in ("required", "function"):
             return task.sampling
+        if asked := task.sampling.guide:
+            raise InvalidValue(
+                f"an answer cannot be a call and have the form of {asked.field!r}: leave one of them out",
+                param=asked.field,
+            )
         guide = self.pipeline.tools_guide(task) if "guide" in self._able.parameters else None
         if guide is not None:
             return msgspec.structs.replace(task.sampling, guide=guide)
@@ -170,7 +197,7 @@ class GenerationRunner:
 
     async def _prompts(self, task: Generate) -> list[Prompt]:
         threads = self.options.threads
-        if threads is None or _chars(task) <= INLINE_CHARS:
+        if threads is None or _size(task) <= INLINE_CHARS:
             return self.pipeline.prompts(task)
         return await threads.run(lambda: self.pipeline.prompts(task))
 
@@ -220,8 +247,8 @@ class GenerationRunner:
     async def _answer(self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer) -> AsyncGenerator[Chunk]:
         """`task` with the sampling in effect."""
         decoder, most = answer.decoder, task.sampling.max_tokens
-        if task.echo and prompt.text:
-            yield Chunk(text=prompt.text, index=decoder.index)
+        # Told with the first piece: alone it would look like a first token.
+        echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
         counted_here = "max_tokens" not in self._able.parameters
         told = self._told(task)
         reason = "length" if most == 0 else ""
@@ -229,8 +256,9 @@ class GenerationRunner:
             async with aclosing(self._pieces(task, prompt, told, ctx)) as pieces:
                 async for piece in pieces:
                     answer.note(piece)
-                    for chunk in decoder.push(piece):
+                    for chunk in (*echo, *decoder.push(piece)) if echo else decoder.push(piece):
                         yield chunk
+                    echo = []
                     if decoder.stopped:
                         reason = "stop"
                     elif counted_here and most is not None and decoder.tokens >= most:
@@ -241,7 +269,7 @@ class GenerationRunner:
                         break
         if not reason:
             reason = "length" if most is not None and decoder.tokens >= most else "stop"
-        for chunk in decoder.flush(reason):
+        for chunk in (*echo, *decoder.flush(reason)):
             yield chunk
 
     async def _pieces(self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context) -> AsyncGenerator[Piece]:
@@ -252,21 +280,23 @@ class GenerationRunner:
             number = self._pick(tried)
             tried.add(number)
             generate = self.generators[number].generate
-            self._running[number] += 1
-            begun = False
+            began = self._rota.begin(number)
+            answered = False
             try:
                 async with aclosing(
                     generate(prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
                 ) as pieces:
                     async for piece in pieces:
-                        begun = True
+                        if not answered:
+                            answered = True
+                            self._rota.answered(number)
                         yield piece
                 return
             except (TransportFailed, Overloaded):
-                if begun or not self._others(tried):
+                if answered or not self._others(tried):
                     raise
             finally:
-                self._running[number] -= 1
+                self._rota.end(number, began, answered=answered)
 
     def _others(self, tried: Collection[int]) -> list[int]:
         return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]
@@ -276,7 +306,7 @@ class GenerationRunner:
         there = self._others(tried)
         if not there:
             raise Unavailable(f"no replica of {self.options.model!r} can answer now: try again soon", retry_after=1.0)
-        return min(there, key=lambda number: self._running[number])
+        return self._rota.pick(there)
 
 
 async def _best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:
@@ -299,12 +329,17 @@ def _likelihood(answer: Sequence[Chunk]) -> float:
     return sum(values) / len(values) if values else float("-inf")
 
 
-def _chars(task: Generate) -> int:
-    """About how much there is to render and tokenise."""
-    size = sum(len(prompt) for prompt in task.prompts)
+def _size(task: Generate) -> int:
+    """About how many characters there are to render and tokenise; a message is some by itself."""
+    size = sum(len(prompt) for prompt in task.prompts) + MESSAGE_CHARS * len(task.messages)
     for message in task.messages:
-        if isinstance(message.content, str):
-            size += len(message.content)
-        elif message.content:
-            size += sum(len(part.text) for part in message.content)
+        parts = message.content if isinstance(message.content, list) else ()
+        size += len(message.content) if isinstance(message.content, str) else 0
+        size += sum(MESSAGE_CHARS + len(part.text) for part in parts)
+        size += sum(MESSAGE_CHARS + len(call.arguments) for call in message.tool_calls) + len(message.reasoning or "")
+    if task.tools or task.template_kwargs:
+        size += len(_ENCODER.encode((task.tools, task.template_kwargs)))
     return size
+
+
+_ENCODER = msgspec.msgpack.Encoder()

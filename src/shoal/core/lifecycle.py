@@ -28,6 +28,7 @@ from shoal.core.turns import Act, Turns, Work
 from shoal.errors import (
     AddressError,
     Conflict,
+    Crashed,
     DeadlineExceeded,
     Forbidden,
     InvalidValue,
@@ -43,6 +44,10 @@ logger = logging.getLogger("shoal.core")
 
 _DEFAULTS = LoadOptions()
 _NO_ROOM = "waiting until another model may be put to sleep"
+
+
+CRASHES_APART_S = 60.0
+"""A model whose process dies again sooner than this would do so for ever: it stays failed until somebody acts."""
 
 
 class Lifecycle:
@@ -367,9 +372,24 @@ class Lifecycle:
         self._residents.fell_idle(model)
 
     def _broke(self, model: Model, runner: Runner, error: ShoalError) -> None:
+        if isinstance(error, Crashed) and self._comes_back(model, runner):
+            logger.warning("%s: %s; the next request for it loads it again", model.name, error.message)
+            model.error, model.crashed = error, self._clock()
+            self._put_to_sleep(model)
+            return
         model.broke(runner, error)
         self._standing.tell(model.name)
         self._residents.tell()
+
+    def _comes_back(self, model: Model, runner: Runner) -> bool:
+        """Whether a model whose process died is to be loaded again by itself: not one that has just done so."""
+        return (
+            model.runner is runner
+            and model.state == "ready"
+            and model.plan is not None
+            and model.name not in self._turns
+            and self._clock() - model.crashed >= CRASHES_APART_S
+        )
 
     async def _clear(self, model: Model, runner: Runner) -> None:
         """Close what a model was served by that broke; what cannot be closed well is not in the way of a new one."""

@@ -19,20 +19,22 @@ async def merged(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -> Async
     When one fails, the others are closed and its error is raised. Closing this closes all of them.
     """
     ready: asyncio.Queue[T | BaseException | None] = asyncio.Queue(AHEAD)
-    places = asyncio.Semaphore(at_once)
+    waiting = iter(streams)
 
-    async def pump(stream: AsyncGenerator[T]) -> None:
+    async def pump() -> None:
+        """One stream after the other, until there are no more."""
         try:
-            async with places, aclosing(stream):
-                async for chunk in stream:
-                    await ready.put(chunk)
+            for stream in waiting:
+                async with aclosing(stream):
+                    async for chunk in stream:
+                        await ready.put(chunk)
             await ready.put(None)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # whatever it is, it is the reader's to know
             await ready.put(error)
 
-    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    pumps = [asyncio.create_task(pump()) for _ in range(min(at_once, len(streams)))]
     try:
         left = len(pumps)
         while left:

@@ -192,6 +192,14 @@ class Statistics(Protocol):
 
 
 @runtime_checkable
+class Checking(Protocol):
+    """Optional: a runner that can tell at once, and cheaply, what is wrong with a generation as a whole. `stream`
+    raises it as well, but only once there is a place for it."""
+
+    def check(self, task: Generate) -> None: ...
+
+
+@runtime_checkable
 class Breakable(Protocol):
     """Optional: a runner that can stop for good while it is loaded. `call` is called at most once, on the loop, with
     the reason; the model is then failed until it is loaded again. Requests in flight were answered with it before."""
@@ -364,7 +372,11 @@ class ChatPipeline(Protocol):
     - `decoder` answers a fresh Decoder for the choice `index` of a prompt; the task's sampling is the one in effect.
     - `told` answers what the backend is told of a choice's sampling: stop texts only where they mean all of its text.
     - `tools_guide`: what a backend with guided decoding is told so that the tools asked for are called; None: nothing.
+    - `details`: what it adds to the details of its model's facts.
     """
+
+    @property
+    def details(self) -> Mapping[str, Any]: ...
 
     def check(self, task: Generate) -> None: ...
 
@@ -482,6 +494,7 @@ __all__ = [
     "BatchReport",
     "Breakable",
     "ChatPipeline",
+    "Checking",
     "CostModel",
     "Counted",
     "Decoder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Model:
     `plan`: how it was loaded, and will be again (None: nothing loads it). `required`: named at start, so that readiness
     asks for it. `resting`: on its way to sleep, asleep, or waking; requests wait for it. `inflight`: requests that it
     answers or that wait for it to wake. `last_used`: on Lifecycle's clock, when it was loaded or last fell idle; `idle`
-    is called when that happens. `note`: as in ModelCard.
+    is called when that happens. `crashed`: when its process last died, on the same clock. `note`: as in ModelCard.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Model:
     resting: bool = False
     inflight: int = 0
     last_used: float = 0.0
+    crashed: float = -math.inf
     note: str = ""
     idle: Callable[[], None] = _nobody
     facts: ModelFacts | None = None

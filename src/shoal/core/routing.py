@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
-from shoal.core.protocols import Breakable, ModelFacts, Runner
+from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import Chunk, Context, Embed, Embedded, Generate, TaskKind
 
@@ -38,6 +38,11 @@ class ByTask:
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         return self._for("generate").stream(task, ctx)
+
+    def check(self, task: Generate) -> None:
+        runner = self._for("generate")
+        if isinstance(runner, Checking):
+            runner.check(task)
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for runner in self._runners:

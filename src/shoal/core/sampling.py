@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from shoal.errors import Unsupported
-from shoal.types import Sampling
+from shoal.types import Guide, Sampling
 
 logger = logging.getLogger("shoal.core")
 
 FIELDS = Sampling.__struct_fields__
 UNSET = Sampling()
 
-WIRE_NAMES = {"include_stop": "include_stop_str_in_output", "guide": "response_format"}
-"""What clients call a field, where that differs."""
+WIRE_NAMES = {"include_stop": "include_stop_str_in_output"}
+"""What clients call a field, where that differs; a guide says that itself."""
 
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -54,7 +54,7 @@ def honoured(asked: Sampling, defaults: Sampling, able: Collection[str], ignore:
         if name in able:
             values[name] = value if given else getattr(defaults, name)
         elif given and value != NEUTRAL.get(name, _NOTHING):
-            wire = WIRE_NAMES.get(name, name)
+            wire = value.field if isinstance(value, Guide) else WIRE_NAMES.get(name, name)
             if name not in ignore and wire not in ignore:
                 raise Unsupported(
                     f"this model cannot honour {wire!r}: leave it out (the operator can have it ignored with "

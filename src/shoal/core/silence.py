@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from shoal.errors import DeadlineExceeded
+from shoal.errors import DeadlineExceeded, ShoalError
 
 
 class Silence:
@@ -14,7 +14,8 @@ class Silence:
 
     `first_s` bounds the first wait, `between_s` each later one, `total_s` all together from now on. Time between
     `heard` and the next `listen` is the reader's own, and counts only against the whole. What is awaited is cancelled,
-    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged.
+    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `break_off` ends it for
+    another reason.
     """
 
     __slots__ = ("_between_s", "_end", "_loop", "_since", "_task", "_timer", "_wait_s", "_why")
@@ -26,7 +27,7 @@ class Silence:
         self._end = self._loop.time() + total_s
         self._since: float | None = None
         self._task: asyncio.Task[object] | None = None
-        self._why = ""
+        self._why: ShoalError | None = None
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(self._next(), self._look)
@@ -35,14 +36,17 @@ class Silence:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._timer.cancel()
         if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
-            raise DeadlineExceeded(self._why) from None
+            raise self._why from None
 
     def listen(self) -> None:
-        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up."""
+        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up, and what `break_off`
+        was told."""
+        if self._why is not None:
+            raise self._why
         self._since = now = self._loop.time()
         if now >= self._end:
             raise DeadlineExceeded(_TOTAL)
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._loop)
 
     def heard(self) -> None:
         """It is over."""
@@ -51,6 +55,13 @@ class Silence:
             self._wait_s = self._between_s
             self._timer.cancel()
             self._timer = self._loop.call_later(self._next(), self._look)
+
+    def break_off(self, error: ShoalError) -> None:
+        """End the wait with this error, or the next one before it begins."""
+        if self._why is None:
+            self._why = error
+            if self._since is not None and self._task is not None:
+                self._task.cancel()
 
     def _next(self) -> float:
         """Seconds until the timer has to look again: nothing can be overdue sooner."""
@@ -62,10 +73,11 @@ class Silence:
         now = self._loop.time()
         if self._since is not None and self._task is not None:
             if now >= self._end:
-                self._why = _TOTAL
+                self._why = DeadlineExceeded(_TOTAL)
             elif now - self._since >= self._wait_s:
-                self._why = f"the model was silent for {self._wait_s:g} s: try again, or ask for less"
-            if self._why:
+                words = f"the model was silent for {self._wait_s:g} s: try again, or ask for less"
+                self._why = DeadlineExceeded(words)
+            if self._why is not None:
                 self._task.cancel()
                 return
         # Past the end somebody else holds the stream: the next `listen` will say so.

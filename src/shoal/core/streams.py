@@ -55,7 +55,7 @@ class StreamLimit:
         mine = len(self._waiting.get(client, ()))
         if self.waiting >= self._queued:
             raise Overloaded(
-                f"{self.waiting} generations wait for a place already (max_queued_streams): try again later",
+                f"no place is free, and {self.waiting} generations wait already (max_queued_streams): try again later",
                 retry_after=WORTH_ANOTHER_TRY_S,
             )
         if mine and mine >= self._queued // 2:

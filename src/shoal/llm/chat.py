@@ -32,11 +32,13 @@ def chat_pipeline(
     template: str | None = None,
     adapters: Collection[str] = (),
     context_tokens: int | None = None,
+    cuts: bool = False,
 ) -> TextChatPipeline:
     """The pipeline of the model whose tokenizer files are in `folder`; None: there are none. Blocks.
 
     `template` is the chat template where neither the settings nor the files have one. `adapters` are LoRAs of the
-    model: they share its tokenizer and template. `context_tokens` goes before what the files say. Raises
+    model: they share its tokenizer and template. `context_tokens` goes before what the files say. `cuts`: the backend
+    cannot be told how long an answer may be. Raises
     ModelFileError, with file and key, for broken files, and ConfigError for a broken chat template in the settings.
     """
     files = _Files(folder)
@@ -51,6 +53,7 @@ def chat_pipeline(
         context_tokens=context_tokens or files.context_tokens(),
         truncation=settings.prompt_truncation,
         answer_tokens=settings.default_max_tokens,
+        cuts=cuts,
     )
     default = templates.get("default") or next(iter(templates.values()), None)
     return TextChatPipeline(vocabulary, default, options, tools_template=templates.get("tool_use"))

@@ -112,7 +112,7 @@ def _precision(stored: Stored, spec: GenerationSpec) -> str:
         return found[0].upper() if found else ""
     try:
         written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):  # it is there for show alone
         return ""
     quantised = written.get("quantization_config") if isinstance(written, dict) else None
     bits = quantised.get("bits") if isinstance(quantised, dict) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.generation import GenerationOptions
+from shoal.core.generation import PATIENCE_S, GenerationOptions
 from shoal.core.protocols import GeneratorFacts
 from shoal.core.sampling import CUT_HERE, OF_IDS, defaults_of
 from shoal.core.threads import Threads
@@ -43,4 +43,5 @@ def generation_options(
         default_max_tokens=settings.default_max_tokens,
         ignore=frozenset(settings.ignore_parameters),
         threads=threads,
+        patience_s=min(PATIENCE_S, settings.first_token_timeout_s * 0.9),
     )

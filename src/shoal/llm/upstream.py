@@ -204,12 +204,26 @@ async def _asked(client: Client, model: str, table: ModelTable, number: int) -> 
     embeds = await _embeds(client, model)
     generates = await _generates(client, model)
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
-    if tasks := tuple(task for task, told in answers.items() if told is True):
+    tasks = tuple(task for task, told in answers.items() if told is True)
+    for task, told in answers.items():
+        if isinstance(told, Answer) and (why := _undecided(told, client, tasks)):
+            raise _Waits(f"{why}, asked whether it can {task}{_SAYS if tasks else ''}")
+    if tasks:
         return _Found(number, tasks, own)
-    for told in (embeds, generates):
-        if isinstance(told, Answer) and told.status in BUSY:
-            raise _Waits(f"it answers status {told.status}{said(told)}")
     raise ConfigError(_neither(client, model, generates, [one.id for one in listed]))
+
+
+_SAYS = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
+
+
+def _undecided(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
+    """Why a refusal may become another answer later; "" for one that stands. `tasks`: what the model is known to do."""
+    if tasks and (key := refused_key(told, client.base)):
+        return key.message
+    # Some servers fail with 500 over what they cannot do at all: where another task is there, that is one.
+    if told.status in (BUSY - {500} if tasks else BUSY):
+        return f"it answers status {told.status}{said(told)}"
+    return ""
 
 
 def _neither(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
@@ -249,7 +263,7 @@ def _listed(answer: Answer) -> list[ModelWire] | None:
         return None
     try:
         return msgspec.json.decode(answer.body, type=ModelsWire).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -277,8 +291,13 @@ def _generator(wanted: Wanted, clients: Sequence[Client], facts: ModelFacts) -> 
     defaults: dict[str, Any] = dict(table.sampling)
     if settings.default_max_tokens:
         defaults.setdefault("max_tokens", settings.default_max_tokens)
+    options = UpstreamOptions(
+        strip=frozenset(settings.strip_parameters),
+        defaults=defaults,
+        first_token_timeout_s=settings.first_token_timeout_s,
+    )
     fleet.start()
-    return UpstreamRunner(fleet, facts, UpstreamOptions(strip=frozenset(settings.strip_parameters), defaults=defaults))
+    return UpstreamRunner(fleet, facts, options)
 
 
 async def _embedder(

@@ -26,7 +26,13 @@ SETTINGS = (
 )
 """What a chat pipeline reads of a model's folder."""
 
+TEMPLATES = "additional_chat_templates"
+"""Where transformers keeps templates beside the default one, as tool_use.jinja."""
+
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_MOST_TOKENS = 2**31 - 1
+"""Token ids, vocabularies and contexts are not larger."""
+_MOST_WEIGHTS = 2**50
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
 
 
@@ -83,7 +89,7 @@ def take(folder: Path, target: Path, *, place: str = "") -> Generative:
         place=place,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         context_tokens=_context(config),
-        vocab_size=config.integer("vocab_size", 0) if isinstance(config.data.get("vocab_size"), int) else 0,
+        vocab_size=_vocabulary(config),
         stop_ids=_stops(target),
         cache_heads=cache,
         cache_precision=kept,
@@ -92,9 +98,12 @@ def take(folder: Path, target: Path, *, place: str = "") -> Generative:
 
 
 def copy_settings(folder: Path, target: Path) -> None:
-    """Copy those of `SETTINGS` that are in `folder`, which are small; what is in `target` already stays."""
-    for name in SETTINGS:
+    """Copy those of `SETTINGS` that are in `folder`, and further chat templates, which are small; what is in `target`
+    already stays."""
+    more = (path.relative_to(folder).as_posix() for path in sorted((folder / TEMPLATES).glob("*.jinja")))
+    for name in (*SETTINGS, *more):
         if (folder / name).is_file() and not (target / name).exists():
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, target / name)
 
 
@@ -118,6 +127,8 @@ def check_ir(folder: Path) -> int:
                 if data is not None:
                     parameters += prod(int(axis) for axis in (data.get("shape") or "").split(",") if axis.strip())
                     needed = max(needed, int(data.get("offset", 0)) + int(data.get("size", 0)))
+                    if not 0 <= parameters <= _MOST_WEIGHTS:
+                        raise ValueError(f"it has a shape {(data.get('shape') or '')[:60]}")
                 element.clear()
     except (ElementTree.ParseError, ValueError) as error:
         raise ModelFileError(f"is not readable ({error}); fetch the model again", file=graph) from None
@@ -140,17 +151,31 @@ def _context(config: JsonFile) -> int | None:
     for where in (config.data, nested if isinstance(nested, dict) else {}):
         for key in _CONTEXT_KEYS:
             value = where.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_TOKENS:
+                return value  # some say 10**30 for endless
     return None
 
 
+def _vocabulary(config: JsonFile) -> int:
+    """Width of the logits, 0 where the file does not say it as a number."""
+    key = "vocab_size"
+    size = config.integer(key, 0) if isinstance(config.data.get(key), int) else 0
+    if size > _MOST_TOKENS:
+        raise config.refuse(key, f"must be at most {_MOST_TOKENS}, not {size}; fetch the model again")
+    return size
+
+
 def _stops(folder: Path) -> tuple[int, ...]:
-    """eos_token_id of generation_config.json, else of config.json: one id, or several."""
+    """eos_token_id of generation_config.json, else of config.json: one id, or several. Raises ModelFileError for one
+    that no vocabulary has; below 0 is no id."""
     for name in ("generation_config.json", "config.json"):
         config = read_object(folder, name)
         value: Any = config.data.get("eos_token_id") if config else None
         ids = value if isinstance(value, list) else [value]
-        if found := tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0):
+        found = tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
+        if config is not None and found and max(found) > _MOST_TOKENS:
+            why = f"{max(found)} is no token's id: take the model's own {name}, or correct it"
+            raise config.refuse("eos_token_id", why)
+        if found:
             return found
     return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,7 +44,13 @@ _SPLITS["deepseek-r1-qwen"] = _SPLITS["qwen2"]
 _OWN_REGEX = ("gpt-2", "default", "smollm")
 _CONTROL, _USER_DEFINED = 3, 4
 _ALIGNMENT = 32
-_MOST = 2**31
+_MOST_ENTRIES, _MOST_ITEMS, _MOST_BYTES = 2**16, 2**24, 2**26
+"""Keys and tensors of a file, items of a list, bytes of a text: far more than models have."""
+_MOST_ALIGNMENT = 2**20
+_MOST_DIMENSIONS = 4
+_MOST_LAYERS = 2**14
+_MOST_NUMBER = 2**31 - 1
+_SHOWN = 60
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -61,11 +68,13 @@ class Gguf:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
-    def number(self, key: str, default: int | None = None) -> int:
+    def number(self, key: str, default: int | None = None, *, most: int = _MOST_NUMBER) -> int:
         """A whole number of the architecture's. Raises ModelFileError."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self.refuse("must be a whole number above 0", f"{self.architecture}.{key}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise self.refuse(
+                f"must be a whole number above 0, and at most {most}; fetch it again", f"{self.architecture}.{key}"
+            )
         return value
 
     @property
@@ -74,7 +83,7 @@ class Gguf:
         heads = self.number("attention.head_count")
         width = self.number("attention.key_length", max(1, self.number("embedding_length") // heads))
         each = (self.number("attention.head_count_kv", heads), width)
-        return (each,) * (2 * self.number("block_count"))
+        return (each,) * (2 * self.number("block_count", most=_MOST_LAYERS))
 
     @property
     def cache_precision(self) -> str:
@@ -110,7 +119,7 @@ class _Reader:
         version = self._scalar("I")
         if version not in (2, 3):
             raise ModelFileError(f"is of version {version} of the format, and 2 and 3 are read", file=self._name)
-        tensors, pairs = self._scalar("Q"), self._scalar("Q")
+        tensors, pairs = (self._bounded(self._scalar("Q"), _MOST_ENTRIES) for _ in range(2))
         metadata = {}
         for _ in range(pairs):
             key = self._text()
@@ -119,10 +128,13 @@ class _Reader:
         if made.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise made.refuse(
-                f"{made.architecture!r} is not run from GGUF, only {known}: use a model with openvino_model.xml",
+                f"{_shown(made.architecture)} is not run from GGUF, only {known}: use a model with openvino_model.xml",
                 "general.architecture",
             )
-        if "split.count" in metadata and metadata["split.count"] > 1:
+        parts = metadata.get("split.count", 0)
+        if isinstance(parts, bool) or not isinstance(parts, int):
+            raise made.refuse(f"must be a whole number, not {_shown(parts)}; fetch it again", "split.count")
+        if parts > 1:
             raise made.refuse("is a part of a model: join the parts with `llama-gguf-split --merge`", "split.count")
         return made
 
@@ -131,20 +143,20 @@ class _Reader:
         parameters = vocabulary = needed = 0
         for _ in range(count):
             name = self._text()
-            shape = [self._scalar("Q") for _ in range(self._scalar("I"))]
+            shape = self._shape(name)
             kind, offset = self._scalar("I"), self._scalar("Q")
             if kind not in BLOCKS:
                 raise ModelFileError(
                     f"has weights of kind {kind}: take the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16",
                     file=self._name,
-                    key=name,
+                    key=name[:_SHOWN],
                 )
             weights, size = BLOCKS[kind]
             parameters += prod(shape)
             needed = max(needed, offset + prod(shape) // weights * size)
             if name == "token_embd.weight":
                 vocabulary = shape[-1]
-        step = metadata.get("general.alignment", _ALIGNMENT)
+        step = self._alignment(metadata)
         begin = -(-self._at // step) * step
         if begin + needed > len(self._data):
             raise ModelFileError(
@@ -152,15 +164,36 @@ class _Reader:
             )
         return parameters, vocabulary
 
+    def _shape(self, name: str) -> list[int]:
+        count = self._scalar("I")
+        if not 1 <= count <= _MOST_DIMENSIONS:
+            why = f"has {count} dimensions, and a tensor has 1 to {_MOST_DIMENSIONS}; fetch it again"
+            raise ModelFileError(why, file=self._name, key=name[:_SHOWN])
+        shape = [self._scalar("Q") for _ in range(count)]
+        if 0 in shape:
+            raise ModelFileError("holds no weights; fetch it again", file=self._name, key=name[:_SHOWN])
+        return shape
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        key = "general.alignment"
+        step = metadata.get(key, _ALIGNMENT)
+        if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= _MOST_ALIGNMENT or step & (step - 1):
+            raise ModelFileError(
+                f"must be a power of two up to {_MOST_ALIGNMENT}, not {_shown(step)}; fetch it again",
+                file=self._name,
+                key=key,
+            )
+        return step
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:
             return self._scalar(self._kind(kind))
-        kind, count = self._scalar("I"), self._scalar("Q")
+        kind, count = self._scalar("I"), self._bounded(self._scalar("Q"), _MOST_ITEMS)
         if kind == _STRING:
             return [self._text() for _ in range(count)]
-        code = struct.Struct(f"<{self._bounded(count)}{self._kind(kind)}")
+        code = struct.Struct(f"<{count}{self._kind(kind)}")
         values = list(code.unpack_from(self._data, self._at))
         self._at += code.size
         return values
@@ -176,15 +209,15 @@ class _Reader:
         return value
 
     def _text(self) -> str:
-        length = self._bounded(self._scalar("Q"))
+        length = self._bounded(self._scalar("Q"), _MOST_BYTES)
         if self._at + length > len(self._data):
             raise struct.error("a text ends behind the file")
         text = self._data[self._at : self._at + length].decode()
         self._at += length
         return text
 
-    def _bounded(self, length: int) -> int:
-        if length > _MOST:
+    def _bounded(self, length: int, most: int) -> int:
+        if length > most:
             raise struct.error(f"a length of {length}")
         return length
 
@@ -195,7 +228,7 @@ def settings(model: Gguf) -> dict[str, dict[str, Any]]:
     Raises ModelFileError for a vocabulary that is not known exactly.
     """
     tokens = _strings(model, "tokenizer.ggml.tokens")
-    kinds = model.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = _kinds(model, len(tokens))
     control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
     named = {key: _named(model, tokens, key) for key in ("bos", "eos", "unknown", "padding", "eot")}
     stops = [tokens.index(token) for token in ENDS if token in control]
@@ -210,7 +243,7 @@ def settings(model: Gguf) -> dict[str, dict[str, Any]]:
                 "eos_token": named["eos"],
                 "unk_token": named["unknown"],
                 "pad_token": named["padding"],
-                "chat_template": model.metadata.get("tokenizer.chat_template"),
+                "chat_template": _text(model, "tokenizer.chat_template"),
                 "clean_up_tokenization_spaces": False,
             }
         ),
@@ -220,7 +253,7 @@ def settings(model: Gguf) -> dict[str, dict[str, Any]]:
             "vocab_size": model.vocab_size,
             "max_position_embeddings": model.number("context_length"),
             "hidden_size": model.number("embedding_length"),
-            "num_hidden_layers": model.number("block_count"),
+            "num_hidden_layers": model.number("block_count", most=_MOST_LAYERS),
             "num_attention_heads": heads,
             "num_key_value_heads": model.number("attention.head_count_kv", heads),
         },
@@ -239,10 +272,11 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if way not in _SPLITS:
         raise model.refuse(
-            f"{way!r} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json of the "
+            f"{_shown(way)} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json of the "
             "original model into the folder",
             "tokenizer.ggml.pre",
         )
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": way in _OWN_REGEX}
     added = [
         {"id": number, "content": token, "special": kind == _CONTROL, "normalized": False}
@@ -251,6 +285,10 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     begins = model.metadata.get("tokenizer.ggml.add_bos_token", _SPLITS[way] is _SPLITS["llama-bpe"])
+    if not isinstance(begins, bool):
+        raise model.refuse(
+            f"must be true or false, not {_shown(begins)}; fetch it again", "tokenizer.ggml.add_bos_token"
+        )
     return {
         "version": "1.0",
         "truncation": None,
@@ -269,8 +307,8 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": _SPLITS[way] is _SPLITS["llama-bpe"],
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in _strings(model, "tokenizer.ggml.merges")],
+            "vocab": vocabulary,
+            "merges": _merges(model, vocabulary),
         },
     }
 
@@ -292,9 +330,43 @@ def _strings(model: Gguf, key: str) -> list[str]:
     return value
 
 
+def _kinds(model: Gguf, count: int) -> list[int]:
+    """What each token is; plain text where the file does not say."""
+    key = "tokenizer.ggml.token_type"
+    kinds = model.metadata.get(key) or [1] * count
+    if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(one, int) for one in kinds):
+        raise model.refuse(f"must be a list of {count} numbers, one for each token; fetch it again", key)
+    return kinds
+
+
+def _text(model: Gguf, key: str) -> str | None:
+    value = model.metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise model.refuse(f"must be a text, not {_shown(value)}; fetch it again", key)
+    return value
+
+
+def _merges(model: Gguf, vocabulary: Container[str]) -> list[list[str]]:
+    """Pairs of tokens that are joined, all of them and what comes of them known."""
+    key = "tokenizer.ggml.merges"
+    pairs = [merge.split(" ", 1) for merge in _strings(model, key)]
+    for pair in pairs:
+        if len(pair) != 2 or not all(part in vocabulary for part in (*pair, "".join(pair))):
+            raise model.refuse(f"{_shown(' '.join(pair))} joins no two known tokens; take another file", key)
+    return pairs
+
+
 def _named(model: Gguf, tokens: list[str], key: str) -> str | None:
     number = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
-    return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(tokens):
+        return None
+    return tokens[number]
+
+
+def _shown(value: Any) -> str:
+    """A value from a file, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

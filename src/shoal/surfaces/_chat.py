@@ -205,7 +205,8 @@ class ChatEvents(Events):
         if chunk.tools and self._old:
             deltas += [_old_delta(each) for each in chunk.tools if each.index == 0]
         elif chunk.tools:
-            deltas.append(b'{"tool_calls":[%b]}' % b",".join(map(_tool_delta, chunk.tools)))
+            # Clients' own helpers take one fragment an event for granted.
+            deltas += [b'{"tool_calls":[%b]}' % _tool_delta(each) for each in chunk.tools]
         if chunk.logprobs and not deltas:
             deltas.append(b'{"content":""}')  # of a token whose text is still kept back
         return deltas

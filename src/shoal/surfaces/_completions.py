@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -24,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for requests that do not say."""
 
 MOST_CHOICES = 2048
-"""Answers to one request: prompts times `n`."""
+"""Answers that one request makes: prompts times `n`, or times `best_of`."""
 
 
 class Completions:
@@ -85,9 +86,14 @@ def task_of(
     if asked.suffix:
         raise Unsupported("'suffix' is not supported: no model here inserts text; leave it out.", param="suffix")
     n = asked.n or 1
-    if len(prompts) * n > MOST_CHOICES:
-        raise TooManyInputs(f"'n' of {n} for each of {len(prompts)} prompts is too much; split the request.", param="n")
     best_of = asked.best_of
+    made, field = max((n, "n"), (best_of or 0, "best_of"), key=itemgetter(0))
+    if len(prompts) * made > MOST_CHOICES:
+        raise TooManyInputs(
+            f"'{field}' of {made} for each of {len(prompts)} prompts makes more than {MOST_CHOICES} answers; split the "
+            "request.",
+            param=field,
+        )
     if best_of is not None and best_of < n:
         raise InvalidValue(f"'best_of' is {best_of} and 'n' is {n}; it cannot be less.", param="best_of")
     if best_of is not None and best_of > n and asked.stream:

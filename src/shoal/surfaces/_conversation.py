@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from shoal.errors import InvalidValue, Unsupported, WrongType
 from shoal.surfaces import _wire_chat as wire
-from shoal.surfaces._extras import check_depth
+from shoal.surfaces._extras import Arguments, check_depth
 from shoal.types import Message, Part, Tool, ToolCall
 
 ToolChoice = Literal["auto", "none", "required", "function"]
@@ -23,7 +23,8 @@ class Choice(NamedTuple):
 
 
 def messages_of(given: Sequence[wire.ChatMessage]) -> list[Message]:
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(given)]
+    arguments = Arguments("messages")
+    return [_message(message, f"messages[{at}]", arguments) for at, message in enumerate(given)]
 
 
 def content_of(given: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
@@ -99,11 +100,14 @@ def choice_of(asked: str | wire.NamedTool | wire.FunctionName | None, tools: Seq
             raise WrongType(f"'{field}' is {asked[:64]!r}; send none, auto, required or one function.", param=field)
 
 
-def _message(given: wire.ChatMessage, where: str) -> Message:
-    calls = [_call(each, at) for at, each in enumerate(given.tool_calls or ())]
+def _message(given: wire.ChatMessage, where: str, arguments: Arguments) -> Message:
+    calls = [_call(each, at, arguments) for at, each in enumerate(given.tool_calls or ())]
     role, call_id = given.role, given.tool_call_id
     if given.function_call is not None:
-        calls.append(_old_call(given.function_call))
+        called = given.function_call
+        calls.append(
+            ToolCall(id=f"call_{called.name}", name=called.name, arguments=arguments.checked(called.arguments))
+        )
     if role == "function" and call_id is None:
         # What "tool" was called before: nothing but the name joined an answer to its call.
         call_id = f"call_{given.name or ''}"
@@ -120,10 +124,6 @@ def _message(given: wire.ChatMessage, where: str) -> Message:
     )
 
 
-def _call(given: wire.SentToolCall, at: int) -> ToolCall:
+def _call(given: wire.SentToolCall, at: int, arguments: Arguments) -> ToolCall:
     called = given.function
-    return ToolCall(id=given.id or f"call_{at}", name=called.name, arguments=called.arguments)
-
-
-def _old_call(given: wire.FunctionCall) -> ToolCall:
-    return ToolCall(id=f"call_{given.name}", name=given.name, arguments=given.arguments)
+    return ToolCall(id=given.id or f"call_{at}", name=called.name, arguments=arguments.checked(called.arguments))

@@ -65,13 +65,15 @@ def served_all(gateway: Gateway) -> list[wire.ModelEntry]:
 
 
 def one(gateway: Gateway, name: str) -> wire.ModelEntry:
-    """The entry of a model, or of an adapter. Raises ModelNotFound."""
+    """The entry of a model, or of an adapter, with details that lists do without. Raises ModelNotFound."""
     base = name
     if gateway.registry.get(name) is None and ":" in name:
         base, adapter = gateway.resolve(name)
         name = f"{base}:{adapter}" if adapter else base
     card = gateway.model(base)
     entry = served(card, mute(gateway))
+    if card.facts is not None:
+        entry.details = {key: value for key, value in card.facts.details.items() if key != "chat_template"}
     return next((each for each in _adapters(entry, card.facts) if each.id == name), entry)
 
 

@@ -181,10 +181,10 @@ def _guide(given: str | dict[str, Any] | None) -> Guide | None:
         case None | "":
             return None
         case "json":
-            return Guide(kind="json_object")
+            return Guide(kind="json_object", field="format")
         case dict():
             check_depth(given, "format")
-            return Guide(kind="json_schema", value=_JSON.encode(given).decode())
+            return Guide(kind="json_schema", value=_JSON.encode(given).decode(), field="format")
         case _:
             raise InvalidValue("'format' is neither \"json\" nor a JSON schema; send one of the two.", param="format")
 

@@ -12,7 +12,7 @@ from shoal.surfaces import _wire_chat
 from shoal.surfaces import _wire_responses as wire
 from shoal.surfaces._conversation import Choice, choice_of, content_of, tool_of
 from shoal.surfaces._events import ENCODE, Said
-from shoal.surfaces._extras import Extras, json_of
+from shoal.surfaces._extras import Arguments, Extras, json_of
 from shoal.surfaces._generation import answered
 from shoal.surfaces._request import Reply, Request
 from shoal.surfaces._response_events import ResponseEvents, body_of
@@ -92,13 +92,18 @@ def _refuse_memory(asked: wire.ResponsesRequest) -> None:
         "previous_response_id": asked.previous_response_id is not None,
         "conversation": json_of(asked.conversation) is not None,
         "prompt": json_of(asked.prompt) is not None,
-        "background": bool(asked.background),
     }
     for name, given in refused.items():
         if given:
             raise Unsupported(
                 f"'{name}' is not supported: nothing is kept here; send the whole conversation as 'input'.", param=name
             )
+    if asked.background:
+        raise Unsupported(
+            "'background' is not supported: an answer is not kept to be fetched later; leave it out, and wait for the "
+            "answer or set 'stream' to true.",
+            param="background",
+        )
     if asked.truncation == "auto":
         raise Unsupported("'truncation' is the operator's to set here; send disabled, or nothing.", param="truncation")
 
@@ -109,7 +114,7 @@ def messages_of(asked: wire.ResponsesRequest) -> list[Message]:
         raise EmptyInput("'input' is empty; send a text, or at least one item.", param="input")
     if isinstance(asked.input, str):
         return [*messages, Message(role="user", content=asked.input)]
-    thought = ""
+    thought, arguments = "", Arguments("input")
     for at, item in enumerate(asked.input):
         where = f"input[{at}]"
         kind = item.type or ("message" if item.role is not None else "")
@@ -118,7 +123,7 @@ def messages_of(asked: wire.ResponsesRequest) -> list[Message]:
                 messages.append(_message(item, where, thought))
                 thought = ""
             case "function_call":
-                _add_call(messages, item, where, thought)
+                _add_call(messages, _call(item, where, arguments), thought)
                 thought = ""
             case "function_call_output":
                 if item.call_id is None or item.output is None:
@@ -143,14 +148,23 @@ def _message(item: wire.InputItem, where: str, thought: str) -> Message:
     return Message(role=item.role, content=content_of(item.content, f"{where}.content"), reasoning=reasoning)
 
 
-def _add_call(messages: list[Message], item: wire.InputItem, where: str, thought: str) -> None:
-    """To the assistant's turn that it belongs to: calls are items of their own here, and no turns."""
+def _call(item: wire.InputItem, where: str, arguments: Arguments) -> ToolCall:
     if item.call_id is None or not item.name:
         raise WrongType(f"'{where}' needs 'call_id', 'name' and 'arguments'.", param="input")
-    call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments or "")
+    return ToolCall(id=item.call_id, name=item.name, arguments=arguments.checked(item.arguments or ""))
+
+
+def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
+    """To the assistant's turn that it belongs to: calls are items of their own here, and no turns."""
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and not thought:
-        messages[-1] = msgspec.structs.replace(last, tool_calls=[*last.tool_calls, call])
+        last.tool_calls.append(call)  # of a message that was made here
+        if len(last.tool_calls) > _wire_chat.MOST_CALLS:
+            raise InvalidValue(
+                f"'input' holds more than {_wire_chat.MOST_CALLS} function calls in one turn; send their outputs after "
+                "them, or leave some out.",
+                param="input",
+            )
     else:
         messages.append(Message(role="assistant", tool_calls=[call], reasoning=thought or None))
 
@@ -177,11 +191,11 @@ def _guide(text: wire.TextOptions | None) -> Guide | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return Guide(kind="json_object")
+        return Guide(kind="json_object", field="text")
     guide = schema_guide(json_of(form.schema), "text.format.schema")
     if guide is None:
         raise WrongType("'text.format.schema' is missing; send the schema of the answer.", param="text")
-    return guide
+    return msgspec.structs.replace(guide, field="text")
 
 
 def response_of(asked: wire.ResponsesRequest, said: Said) -> wire.Response:

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import InvalidValue, WrongType
 from shoal.surfaces import _wire_chat as wire
-from shoal.surfaces._extras import check_depth, json_of
+from shoal.surfaces._extras import check_depth, check_pieces, json_of
 from shoal.surfaces._wire import refusal
 from shoal.types import Guide, Sampling
 
@@ -142,7 +142,9 @@ def _only(found: dict[str, Guide | None]) -> Guide | None:
     if len(given) > 1:
         one, other, *_ = given
         raise InvalidValue(_TOO_MANY % (f"'{one}'", f"'{other}'"), param=other.partition(".")[0])
-    return next(iter(given.values()), None)
+    for name, guide in given.items():
+        return msgspec.structs.replace(guide, field=name.partition(".")[0])
+    return None
 
 
 def _text_guide(kind: Any, value: str | None) -> Guide | None:
@@ -154,6 +156,7 @@ def _choice_guide(texts: list[str] | None) -> Guide | None:
 
 
 def _decoded(raw: bytes, name: str, decoder: msgspec.json.Decoder[Any] = _ANY) -> Any:
+    check_pieces(raw, name.partition(".")[0])
     try:
         return decoder.decode(raw)
     except _REFUSED as error:

@@ -14,6 +14,10 @@ from shoal.surfaces._lists import TokenId
 
 INT64 = 2**63
 MOST_CHOICES = 128
+MOST_MESSAGES = 8192
+MOST_CALLS = 128
+MOST_TOOLS = 512
+MOST_STOP = 1024
 
 Json: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """JSON that is looked at later, if at all: to skip it costs a fraction of decoding it."""
@@ -26,6 +30,7 @@ Schema: TypeAlias = Annotated[
         extra_json_schema={"type": ["object", "string", "null"]},
     ),
 ]
+Stop: TypeAlias = Annotated[str, Meta(max_length=MOST_STOP)]
 Unused: TypeAlias = Annotated[Json, Meta(description="Accepted; only servers behind this one may use it.")]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -81,7 +86,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
     stop: (
         Annotated[
-            str | Annotated[list[str], Meta(max_length=4)],
+            Stop | Annotated[list[Stop], Meta(max_length=4)],
             Meta(description="Texts that end the answer, and are not part of it."),
         ]
         | None
@@ -149,7 +154,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[SentToolCall] | None = None
+    tool_calls: Annotated[list[SentToolCall], Meta(max_length=MOST_CALLS)] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     refusal: str | None = None
@@ -182,7 +187,8 @@ class ChatRequest(Sampled, kw_only=True):
     """A conversation to be answered. From `chat_template_kwargs` on the fields are vLLM's."""
 
     messages: Annotated[
-        list[ChatMessage], Meta(min_length=1, examples=[[{"role": "user", "content": "What is a shoal?"}]])
+        list[ChatMessage],
+        Meta(min_length=1, max_length=MOST_MESSAGES, examples=[[{"role": "user", "content": "What is a shoal?"}]]),
     ]
     max_completion_tokens: (
         Annotated[
@@ -193,11 +199,11 @@ class ChatRequest(Sampled, kw_only=True):
     ) = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20, description="Needs `logprobs`.")] | None = None
-    tools: Annotated[list[ToolDefinition], Meta(max_length=1024)] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Annotated[str | NamedTool, Meta(description="`none`, `auto`, `required`, or one tool.")] | None = None
     parallel_tool_calls: bool | None = None
     functions: (
-        Annotated[list[FunctionDefinition], Meta(max_length=1024, description="What `tools` were called before.")]
+        Annotated[list[FunctionDefinition], Meta(max_length=MOST_TOOLS, description="What `tools` were called before.")]
         | None
     ) = None
     function_call: Annotated[str | FunctionName, Meta(description="What `tool_choice` was called before.")] | None = (

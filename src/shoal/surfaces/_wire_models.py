@@ -66,6 +66,10 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
         | None
     ) = None
     verified: Annotated[str, Meta(description="How the load-time check against a second path went.")] | None = None
+    details: Annotated[
+        dict[str, Any],
+        Meta(description="What else its backend says of it; on the model's own page alone."),
+    ] = {}
 
 
 class ModelList(msgspec.Struct, kw_only=True):

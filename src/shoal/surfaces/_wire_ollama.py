@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from shoal.surfaces._wire_chat import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Object, Stop
+
 KeepAlive: TypeAlias = Annotated[
     float | str,
     Meta(
@@ -27,7 +29,7 @@ Format: TypeAlias = Annotated[
     str | dict[str, Any],
     Meta(description='What the answer looks like: "json", or a JSON schema.'),
 ]
-Images: TypeAlias = Annotated[list[str], Meta(description="Base64 of PNG, JPEG, WebP or GIF files.")]
+Images: TypeAlias = Annotated[list[str], Meta(max_length=256, description="Base64 of PNG, JPEG, WebP or GIF files.")]
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -48,7 +50,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_predict: Annotated[int, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None = (
         None
     )
-    stop: list[str] | str | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -81,7 +83,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | None = None
     thinking: Annotated[str, Meta(description="What the model thought before it answered.")] | None = None
     images: Images | None = None
-    tool_calls: list[OllamaToolCall] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MOST_CALLS)] | None = None
     tool_name: Annotated[str, Meta(description="Of role tool: the function whose result this is.")] | None = None
     tool_call_id: str | None = None
 
@@ -89,12 +91,16 @@ class OllamaMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(description="A served model; `:latest` and `:adapter` may follow.")]
     messages: (
-        Annotated[list[OllamaMessage], Meta(description="Empty: the model is loaded and nothing more.")] | None
+        Annotated[
+            list[OllamaMessage],
+            Meta(max_length=MOST_MESSAGES, description="Empty: the model is loaded and nothing more."),
+        ]
+        | None
     ) = None
     stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
     format: Format | None = None
     options: OllamaOptions | None = None
-    tools: list[OllamaTool] | None = None
+    tools: Annotated[list[OllamaTool], Meta(max_length=MOST_TOOLS)] | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
@@ -175,7 +181,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     dimensions: (
         Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
     ) = None
-    options: dict[str, Any] | None = None
+    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
     keep_alive: KeepAlive | None = None
 
 
@@ -190,7 +196,7 @@ class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     model: str
     prompt: str | None = None
-    options: dict[str, Any] | None = None
+    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
     keep_alive: KeepAlive | None = None
 
 

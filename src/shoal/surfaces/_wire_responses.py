@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.surfaces._wire_chat import ContentPart, Fraction, FunctionDefinition, Json, MaxTokens, Object, Unused
+from shoal.surfaces._wire_chat import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ContentPart,
+    Fraction,
+    FunctionDefinition,
+    Json,
+    MaxTokens,
+    Object,
+    Unused,
+)
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -63,7 +73,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     """Nothing is kept: `store` is accepted and means nothing, and what refers to something kept is refused."""
 
     input: Annotated[
-        str | list[InputItem], Meta(description="A text, or a conversation.", examples=["What is a shoal?"])
+        str | Annotated[list[InputItem], Meta(max_length=MOST_MESSAGES)],
+        Meta(description="A text, or a conversation.", examples=["What is a shoal?"]),
     ]
     model: Annotated[str, Meta(description="As in chat completions.")] | None = None
     instructions: Annotated[str, Meta(description="A system message before all others.")] | None = None
@@ -72,7 +83,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_p: Fraction | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
-    tools: Annotated[list[ResponseTool], Meta(max_length=1024)] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: str | ResponseToolName | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

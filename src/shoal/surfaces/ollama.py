@@ -12,6 +12,7 @@ from shoal.core.protocols import Operation
 from shoal.errors import ModelNotFound, ShoalError, TooManyInputs, Unsupported, UpstreamRefused
 from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
 from shoal.surfaces import _wire_ollama as wire
+from shoal.surfaces._extras import Extras
 from shoal.surfaces._feed import feed
 from shoal.surfaces._generation import DOCUMENTED
 from shoal.surfaces._ollama_answers import ENCODE, Lines
@@ -215,11 +216,12 @@ class _Answering(Generic[A]):
         self._gateway = gateway
         self._heartbeat_s = options.heartbeat_s
         self._kind = kind
-        self._decode: _wire.Decoder[A] = _wire.Decoder(request, "ollama")
+        long, also = ("messages", ()) if kind == "chat" else ("prompt", ("system", "images"))
+        self._decode: Extras[A] = Extras(request, "ollama", long, also=also)
         self._task = task
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
+        asked, _ = await self._decode(request.body)
         keep_alive = seconds(asked.keep_alive)
         if _asks_nothing(asked):
             return await self._only(request, asked, unload=keep_alive == 0)

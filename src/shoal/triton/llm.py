@@ -52,6 +52,7 @@ async def open_llm(wanted: Wanted, talk: Talk, number: int, schema: LlmSchema) -
         wanted.settings,
         adapters=tuple(table.adapters),
         context_tokens=table.context_tokens or schema.context_tokens,
+        cuts="max_tokens" not in schema.parameters,
     )
     words = words_of(pipeline.vocabulary) if pipeline.vocabulary is not None else None
     generators = [

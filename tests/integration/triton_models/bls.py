@@ -1,5 +1,8 @@
-"""Runs inside Triton: passes each request on to the model that the parameter `tensorrt_llm_model_name` names, with its id,
-and that model's responses back, as TensorRT-LLM's BLS does. Like that, it tells the other one of no caller that left.
+"""Runs inside Triton: passes each request on to the model that the parameter `tensorrt_llm_model_name` names, with its
+id, and that model's responses back, as TensorRT-LLM's BLS does; like that one without a word to the other model where
+a caller leaves.
+
+Calls that wait for each other hang for ever once a caller has left, and many at once crash the process (2.51).
 """
 
 import json
@@ -30,7 +33,7 @@ class TritonPythonModel:
         )
         for response in asked.exec(decoupled=True):
             if response.has_error():
-                sender.send(pb_utils.InferenceResponse([], error=response.error()))
+                sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError(response.error().message())))
             elif response.output_tensors():
                 sender.send(pb_utils.InferenceResponse(response.output_tensors()))
         sender.send(flags=FINAL)

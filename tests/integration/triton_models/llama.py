@@ -153,6 +153,8 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     def whole(self, request: Any) -> Any:
+        if value(request, "stop", False):  # its turn comes when the other one is over
+            return self.respond([])
         left = self.looking(request, request)
         try:
             response = self.respond(list(self.steps(request, left)))

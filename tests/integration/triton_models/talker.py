@@ -22,6 +22,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PROMPT_TOKENS = 7
+FAILED = "told to fail in the middle"
 LOOK_S = 0.02
 """Between two looks for the caller."""
 
@@ -80,9 +81,9 @@ class TritonPythonModel:
                 return
             text = b"".join(words[: number + 1]) if self.kind == "llmapi" else word
             last = number + 1 == len(words) and not fails
-            sender.send(self.response(said, text, 1, last))
+            sender.send(self.response(said, text, [word], number + 1 if last else None))
         if fails:
-            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("told to fail in the middle")))
+            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError(FAILED)))
         sender.send(flags=FINAL)
 
     def whole(self, said: dict[str, Any], request: Any) -> Any:
@@ -94,10 +95,10 @@ class TritonPythonModel:
                 self.note("cancelled", request_id)
                 return pb_utils.InferenceResponse([], error=cancelled())
         if fails:
-            return pb_utils.InferenceResponse([], error=pb_utils.TritonError("told to fail in the middle"))
+            return pb_utils.InferenceResponse([], error=pb_utils.TritonError(FAILED))
         excluded = said.get("exclude_input_in_output", said.get("sampling_param_exclude_input_from_output"))
         before = said["text_input"].encode() if not excluded and self.kind != "text" else b""
-        return self.response(said, before + b"".join(words), len(words), True)
+        return self.response(said, before + b"".join(words), words, len(words))
 
     def script(self, said: dict[str, Any]) -> tuple[list[bytes], bool]:
         """The words, and whether an error follows them."""
@@ -110,9 +111,14 @@ class TritonPythonModel:
         told = re.findall(r"say=([0-9a-f-]+)", prompt)
         if told:
             pieces = [bytes.fromhex(each) for each in told[-1].split("-")]
-        most = said.get("max_tokens", said.get("sampling_param_max_tokens"))
         fails = re.search(r"fail=(\d+)", prompt)
-        return pieces[: int(fails[1])] if fails else pieces[:most], bool(fails)
+        return pieces[: int(fails[1])] if fails else pieces[: self.most(said)], bool(fails)
+
+    def most(self, said: dict[str, Any]) -> Any:
+        """How many words the answer may have; None where nobody says."""
+        if "sampling_parameters" in said:
+            return json.loads(said["sampling_parameters"]).get("max_tokens")
+        return said.get("max_tokens", said.get("sampling_param_max_tokens"))
 
     def waits(self, said: dict[str, Any], number: int, left: Any) -> bool:
         """Let the time before a word pass; False as soon as the caller has left."""
@@ -129,17 +135,20 @@ class TritonPythonModel:
         told = re.search(r"delay_ms=(\d+)", said["text_input"])
         return (int(told[1]) if told else self.delay_ms) / 1000
 
-    def response(self, said: dict[str, Any], text: bytes, tokens: int, last: bool) -> Any:
+    def response(self, said: dict[str, Any], text: bytes, words: list[bytes], ended: Any) -> Any:
+        """`words`: those that are new. `ended`: with so many words in all; None: there is more to come."""
         found = {"text_output": np.array([text], dtype=object)}
         if said.get("return_finish_reason") or self.kind == "dynamo":
-            found["finish_reason"] = np.array([b"stop" if last else b"None"], dtype=object)
+            reason = b"None" if ended is None else b"length" if ended == self.most(said) else b"stop"
+            found["finish_reason"] = np.array([reason], dtype=object)
         if said.get("return_num_input_tokens"):
             found["num_input_tokens"] = self.count(PROMPT_TOKENS)
         if said.get("return_num_output_tokens"):
-            found["num_output_tokens"] = self.count(tokens)
+            found["num_output_tokens"] = self.count(len(words))
         if said.get("return_logprobs"):
-            token = {"5": {"logprob": -0.5, "rank": 1, "decoded_token": text.decode(errors="replace")}}
-            found["logprobs"] = np.array([json.dumps([token]).encode()], dtype=object)
+            texts = [word.decode(errors="replace") for word in words]
+            tokens = [{"5": {"logprob": -0.5, "rank": 1, "decoded_token": text}} for text in texts]
+            found["logprobs"] = np.array([json.dumps(tokens).encode()], dtype=object)
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array[None] if self.batched else array) for name, array in found.items()]
         )

@@ -42,6 +42,7 @@ class PlainPipeline:
         self.counts = counts
         self.guide = guide
         self.error: Exception | None = None
+        self.details: dict[str, object] = {}
 
     def check(self, task: Generate) -> None:
         if self.error is not None:

@@ -14,8 +14,8 @@ from shoal.core.events import Event
 from shoal.core.protocols import Breakable, ModelFacts
 from shoal.core.registry import Model
 from shoal.core.routing import ByTask
-from shoal.errors import InternalError, ModelFailed, ShoalError, TransportFailed
-from tests.unit.core.conftest import Run
+from shoal.errors import Crashed, InternalError, ModelFailed, ShoalError, TransportFailed
+from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, make_lane
 from tests.unit.core.lives import House, Life, read
 from tests.unit.core.runners import Embedder
@@ -33,10 +33,10 @@ class Fragile(Life):
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         self.tell = call
 
-    def breaks(self) -> None:
+    def breaks(self, error: ShoalError = REASON) -> None:
         assert self.tell is not None
         self.is_ready = False
-        self.tell(REASON)
+        self.tell(error)
 
 
 def fragile(house: House) -> list[Fragile]:
@@ -188,5 +188,46 @@ def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
         await house.ask("a")
         assert house.states("a", "b") == ["ready", "unloaded"]
         assert [one.closed for one in opened] == [1, 1, 1, 0]
+
+    virtual(main)
+
+
+def test_a_model_whose_process_died_comes_back_with_the_next_request(virtual: Run[None]) -> None:
+    """Once; one that dies again at once is failed, with the reason, until it is loaded; after a while it may again."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        for at, pause in ((0, 100.0), (1, 10.0)):
+            opened[at].breaks(Crashed("its process died"))
+            assert (house.state("a"), house.gateway.ready()) == ("unloading", True)
+            await house.ask("a")
+            assert (house.state("a"), opened[at].closed) == ("ready", 1)
+            await asyncio.sleep(pause)
+        opened[2].breaks(Crashed("its process died"))
+        with pytest.raises(ModelFailed, match="'a' stopped working: its process died"):
+            await house.ask("a")
+        await house.loaded("a")
+        assert house.state("a") == "ready"
+
+    virtual(main)
+
+
+def test_a_model_that_dies_in_the_middle_of_something_is_failed(virtual: Run[None]) -> None:
+    """What goes on with it decides what becomes of it; so also without a plan to load it by."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        model = house.registry.find("a")
+        model.enter()
+        unload = house.life.unload("a")
+        await until(lambda: house.state("a") == "unloading")
+        opened[0].breaks(Crashed("its process died"))
+        model.leave()
+        await unload.wait()
+        assert house.state("a") == "gone"
 
     virtual(main)

@@ -29,9 +29,10 @@ from shoal.errors import (
     SetupError,
     ShoalError,
     TooLong,
+    Unavailable,
     Unsupported,
 )
-from shoal.types import Context, Embed, Generate, Result, TaskKind, TextItem, TrafficClass
+from shoal.types import Context, Embed, Generate, Result, Sampling, TaskKind, TextItem, TrafficClass
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context, make_lane
 from tests.unit.core.runners import Codec, Embedder
@@ -350,7 +351,8 @@ async def test_too_many_that_wait_for_a_place_are_refused() -> None:
 
 
 async def test_observers_hear_what_a_generation_used() -> None:
-    """Tokens of its usage, the time to its first chunk; nothing of the kind where none came."""
+    """Tokens of its usage, the time to its first chunk; nothing of the kind where none came; of an answer that its
+    reader left what was read."""
 
     class Heard(Observer):
         def __init__(self) -> None:
@@ -366,7 +368,11 @@ async def test_observers_hear_what_a_generation_used() -> None:
     assert await text_of(gate, generate("a b c"), soon())
     with pytest.raises(InputRejected):
         await text_of(gate, generate("reject-item"), soon())
-    first, second = heard.reports
+    async with aclosing(gate.stream(generate("a b c"), soon())) as chunks:
+        await anext(chunks)
+        await anext(chunks)
+    first, second, third = heard.reports
+    assert third.completion_tokens == 2
     assert (first.model, first.prompt_tokens, first.completion_tokens) == ("m", 3, 3)
     assert first.first_seconds is not None
     assert 0 <= first.first_seconds <= first.seconds
@@ -412,3 +418,40 @@ async def test_names_of_clients_mean_models_and_adapters() -> None:
             gate.resolve(name)
     gate.registry.remove(gate.registry.find("m1"))
     assert gate.resolve("m0") == ("m0", "")
+
+
+def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
+    """Each reader gets what came and then a refusal that says to come again; nothing runs on."""
+
+    async def main() -> None:
+        talker = FakeTalker(FakeScript(token_ms=1000))
+        registry = Registry()
+        registry.add(model := Model("m"))
+        model.loaded(talking(talker))
+        gate = Gateway(registry, clock=asyncio.get_running_loop().time)
+        ctx = Context(id="r", deadline=asyncio.get_running_loop().time() + 100)
+        seen: list[str] = []
+
+        async def read() -> None:
+            async for chunk in gate.stream(generate("a b c d e"), ctx):
+                seen.append(chunk.text)  # noqa: PERF401 - what came before it broke off is what the test is about
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(2.5)
+        gate.break_off()
+        outcome = (await gathered(reader))[0]
+        assert isinstance(outcome, Unavailable)
+        assert outcome.retry_after
+        assert (seen, talker.running) == (["a", " b"], 0)
+        gate.break_off()
+
+    virtual(main)
+
+
+async def test_what_is_wrong_is_said_without_a_place() -> None:
+    """Where the runner can tell: a refusal waits for nobody."""
+    gate, _ = gateway(talking(), max_streams=1)
+    model = gate.registry.find("m0")
+    async with gate._places(model).permit(soon()):
+        with pytest.raises(Unsupported, match="min_p"):
+            await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake import HONOURED, FakeScript, FakeTalker
-from shoal.core.generation import CHOICES_AT_ONCE, INLINE_CHARS, UNBOUNDED_TOKENS, GenerationOptions
+from shoal.core.generation import (
+    CHOICES_AT_ONCE,
+    INLINE_CHARS,
+    UNBOUNDED_TOKENS,
+    GenerationOptions,
+    GenerationRunner,
+    _size,
+)
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.core.threads import Threads
 from shoal.errors import (
@@ -33,11 +40,12 @@ from shoal.types import (
     Sampling,
     TokenLogprob,
     Tool,
+    ToolCall,
     Usage,
 )
 from tests.unit.core.conftest import Run, gathered
 from tests.unit.core.lanes import context
-from tests.unit.core.talks import PlainPipeline, talking
+from tests.unit.core.talks import FACTS, PlainPipeline, talking
 
 
 class Scripted:
@@ -486,6 +494,10 @@ async def test_long_prompts_are_prepared_in_a_thread() -> None:
         found = [chunk async for chunk in runner.stream(task, soon())]
         assert found
         assert hops == expected
+    assert _size(ask(tools=[Tool(name="f", parameters={"x": long})])) > INLINE_CHARS
+    call = ToolCall(id="c", name="f", arguments=long)
+    assert _size(Generate(model="m", messages=[Message(role="assistant", tool_calls=[call])])) > INLINE_CHARS
+    assert _size(Generate(model="m", messages=[Message(role="user", content="")] * INLINE_CHARS)) > INLINE_CHARS
     threads.close()
 
 
@@ -507,3 +519,46 @@ def test_a_replica_that_stops_for_good_can_say_so() -> None:
     runner.when_broken(print)
     assert able.broken == [print]
     assert runner.facts.tasks == ("generate",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+        (
+            {"tools": [Tool(name="f")], "tool_choice": "required", "guide": Guide(kind="regex", field="guided_regex")},
+            "guided_regex",
+        ),
+    ],
+)
+async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str) -> None:
+    """Neither is dropped in silence; said by `check` as by `stream`."""
+    runner = talking(Scripted(parameters=HONOURED | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
+    with pytest.raises((InvalidValue, Unsupported)) as caught:
+        runner.check(ask(**fields))
+    assert caught.value.param == param
+    with pytest.raises(type(caught.value)):
+        await anext(runner.stream(ask(**fields), soon()))
+
+
+def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
+    """Once it kept a request for too long; the others go on."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        hangs, works = FakeTalker(FakeScript(token_ms=3_600_000)), Scripted()
+        options = GenerationOptions(model="m", patience_s=2)
+        runner = GenerationRunner(PlainPipeline(), [hangs, works], FACTS, options, loop.time)
+
+        async def read_one() -> None:
+            async with asyncio.timeout(5):
+                await read(runner, ask())
+
+        with pytest.raises(TimeoutError):
+            await read_one()
+        for _ in range(5):
+            await read_one()
+        assert len(works.asked) == 5
+
+    virtual(main)

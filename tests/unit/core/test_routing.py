@@ -7,8 +7,9 @@ import pytest
 from shoal.core.protocols import Runner
 from shoal.core.routing import ByTask
 from shoal.errors import Unsupported
-from shoal.types import Context, Embed, Generate
+from shoal.types import Context, Embed, Generate, Sampling
 from tests.unit.core.runners import Embedder
+from tests.unit.core.talks import talking
 
 CTX = Context(id="r", deadline=1e12)
 EMBED = Embed(model="m", inputs=["x"])
@@ -58,3 +59,12 @@ def test_facts_hold_what_only_later_ones_know() -> None:
     talks.facts = replace(talks.facts, context_tokens=64, adapters=("x",), details={"a": 2, "b": 3})
     facts = ByTask([embeds, talks]).facts
     assert (facts.context_tokens, facts.adapters, facts.details) == (64, ("x",), {"a": 1, "b": 3})
+
+
+async def test_what_generates_can_check() -> None:
+    """Where it can; another one says nothing yet."""
+    ByTask([Embedder(("generate",))]).check(GENERATE)
+    with pytest.raises(Unsupported, match="min_p"):
+        ByTask([Embedder(("embed",)), talking()]).check(
+            Generate(model="m", prompts=["a"], sampling=Sampling(min_p=0.5))
+        )

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from shoal.core.silence import Silence
-from shoal.errors import DeadlineExceeded
+from shoal.errors import DeadlineExceeded, Unavailable
 from tests.unit.core.conftest import Run, gathered
 
 
@@ -86,5 +86,34 @@ def test_other_cancellations_pass(virtual: Run[None]) -> None:
         task.cancel()
         assert isinstance((await gathered(task))[0], asyncio.CancelledError)
         await asyncio.sleep(20)
+
+    virtual(main)
+
+
+def test_it_can_be_broken_off(virtual: Run[None]) -> None:
+    """In the middle of a wait, or before the next one; the first reason counts."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def read(silence: Silence, pause: float) -> None:
+            with silence:
+                while True:
+                    silence.listen()
+                    await asyncio.sleep(1)
+                    silence.heard()
+                    await asyncio.sleep(pause)
+
+        for pause in (0.0, 100.0):
+            silence = Silence(5, 5, 1000)
+            reader = asyncio.create_task(read(silence, pause))
+            await asyncio.sleep(2.5)
+            silence.break_off(Unavailable("going down"))
+            silence.break_off(Unavailable("again"))
+            began = loop.time()
+            outcome = (await gathered(reader))[0]
+            assert isinstance(outcome, Unavailable)
+            assert outcome.message == "going down"
+            assert loop.time() - began < 101
 
     virtual(main)

@@ -100,6 +100,10 @@ async def chat(runner: Runner, **fields: Any) -> list[Chunk]:
         return [chunk async for chunk in chunks]
 
 
+def embeds(server: FakeUpstream) -> Script:
+    return lambda exchange: answer(server.embedded(exchange.request.json))(exchange)
+
+
 def unit(vector: Array) -> Array:
     return np.asarray(vector / np.linalg.norm(vector))
 
@@ -151,8 +155,9 @@ class TestWhatItCanDo:
         assert (facts.tasks, facts.context_tokens) == (("generate",), 512)
         assert [one.path for one in server.requests] == ["/v1/models"]
 
-    async def test_a_server_that_lists_nothing(self, server: FakeUpstream, opened: Open) -> None:
-        server.on("/models", NO_ROUTE)
+    @pytest.mark.parametrize("script", [NO_ROUTE, answer(b'{"data":' + b"[" * 5000 + b"]" * 5000 + b"}")])
+    async def test_a_server_that_lists_nothing(self, server: FakeUpstream, opened: Open, script: Script) -> None:
+        server.on("/models", script)
         assert (await opened()).facts.tasks == ("embed", "generate")
 
     async def test_neither(self, server: FakeUpstream, opened: Open) -> None:
@@ -201,6 +206,7 @@ class TestFacts:
             ({"meta": {"n_ctx_train": 32768, "n_ctx": 4096}}, 4096),
             ({"context_length": 1000}, 1000),
             ({"max_model_len": None, "meta": "x", "context_length": "9"}, None),
+            ({"max_model_len": 10**30, "context_length": True}, None),
         ],
     )
     async def test_the_context_that_servers_tell(
@@ -288,6 +294,12 @@ class TestGeneration:
         await chat(runner, raw=("openai.chat", b'{"model":"m","messages":[1],"priority":2}'))
         assert server.requests[-1].json == {"model": "up/model", "messages": [1], "top_k": 4, "max_tokens": 9}
 
+    async def test_how_long_a_first_piece_may_take(self, opened: Open, tmp_path: Path) -> None:
+        """What the gateway allows is what a replica is judged by."""
+        settings = Settings(home=str(tmp_path), first_token_timeout_s=7.0)
+        runner = await opened(tasks=("generate",), settings=settings)
+        assert runner._runners[0]._options.first_token_timeout_s == 7.0  # type: ignore[attr-defined]
+
     async def test_the_key_goes_along(self, server: FakeUpstream, opened: Open, tmp_path: Path) -> None:
         settings = Settings(home=str(tmp_path), upstream_api_key="sk-1")
         await chat(await opened(tasks=("generate",), settings=settings))
@@ -336,14 +348,46 @@ class TestWaiting:
         opening = asyncio.create_task(opened(notes=notes))
         await self.told(notes, "it answers status 503 (busy)")
         server.on("/chat/completions", chats)
+        await self.told(notes, "asked whether it can embed; if it cannot, say what it can with `tasks`")
+        assert not opening.done()
+        server.on("/embeddings", NO_ROUTE)
         assert (await opening).facts.tasks == ("generate",)
+
+    @pytest.mark.parametrize(
+        ("path", "script"),
+        [
+            ("/chat/completions", answer({"error": "busy"}, 503)),
+            ("/chat/completions", answer({"error": "busy"}, 429)),
+            ("/chat/completions", answer({"error": "key"}, 401)),
+            ("/embeddings", answer({"error": "busy"}, 429)),
+            ("/embeddings", answer({"error": "key"}, 403)),
+        ],
+    )
+    async def test_for_the_other_task(self, server: FakeUpstream, opened: Open, path: str, script: Script) -> None:
+        """A model that is busy for a moment, or whose key is not yet right, does not lose a task for good."""
+        usual = {"/chat/completions": chats, "/embeddings": embeds(server)}[path]
+        server.on(path, script)
+        notes: list[str] = []
+        opening = asyncio.create_task(opened(notes=notes))
+        await self.told(notes, "asked whether it can")
+        server.on(path, usual)
+        assert (await opening).facts.tasks == ("embed", "generate")
+
+    async def test_not_for_a_task_that_fails_for_good(self, server: FakeUpstream, opened: Open) -> None:
+        """Servers that cannot embed may say so with status 500."""
+        server.on("/embeddings", answer({"error": "this model does not embed"}, 500))
+        assert (await opened()).facts.tasks == ("generate",)
+
+    async def test_not_where_the_table_says_it(self, server: FakeUpstream, opened: Open) -> None:
+        server.on("/chat/completions", answer({"error": "busy"}, 503))
+        assert (await opened(tasks=("embed",))).facts.tasks == ("embed",)
 
     async def test_for_a_server_that_goes_before_its_first_vector(self, server: FakeUpstream, opened: Open) -> None:
         server.on("/embeddings", answer(b"", 502))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes, tasks=("embed",)))
         await self.told(notes, "cannot serve the model now")
-        server.on("/embeddings", lambda exchange: answer(server.embedded(exchange.request.json))(exchange))
+        server.on("/embeddings", embeds(server))
         assert (await opening).facts.tasks == ("embed",)
 
     async def test_any_server_will_do(self, server: FakeUpstream, opened: Open) -> None:

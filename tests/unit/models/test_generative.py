@@ -71,6 +71,7 @@ class TestChoice:
         """Graph, its tokenizer's graphs and all settings; no pickle, though it ends as the graph's weights do."""
         names = [*GRAPH, *SETTINGS, "chat_template.jinja", "special_tokens_map.json", "openvino_tokenizer.xml"]
         names += ["openvino_tokenizer.bin", "openvino_detokenizer.xml", "openvino_detokenizer.bin", "vocab.json"]
+        names += ["additional_chat_templates/tool_use.jinja"]
         unwanted = ["pytorch_model.bin", "openvino_model.bin.py", "openvino_other.bin", "README.md", ".gitattributes"]
         assert choose([*names, *unwanted]) == sorted(names)
 
@@ -221,6 +222,9 @@ class TestGraphs:
             ('type="ReadValue"', 'type="Other"', "keeps no state"),
             ("<net", "<<net", "not readable"),
             ('offset="', 'offset="x', "not readable"),
+            ('offset="', f'offset="{"9" * 5000}', "not readable"),
+            ('shape="', f'shape="{10**12}, {10**12}, ', "not readable .it has a shape 1000000000000, "),
+            ('shape="', 'shape="-1, ', "not readable .it has a shape -1"),
         ],
     )
     def test_graphs_that_are_no_language_models(self, ir: Path, old: str, new: str, match: str) -> None:
@@ -244,6 +248,7 @@ class TestGraphs:
             ({"n_positions": 1024}, 1024),
             ({"text_config": {"max_position_embeddings": 99}}, 99),
             ({"max_position_embeddings": "many"}, None),
+            ({"max_position_embeddings": 10**30, "n_positions": 64}, 64),
             ({}, None),
         ],
     )
@@ -271,6 +276,30 @@ class TestGraphs:
         assert take(ir, tmp_path).spec.stop_ids == stops
 
     @pytest.mark.parametrize(
+        ("name", "content", "match"),
+        [
+            ("generation_config.json", {"eos_token_id": [2, 10**20]}, r"eos_token_id: 1000.* is no token's id"),
+            ("generation_config.json", {"eos_token_id": 2**31}, r"eos_token_id: 2147483648 is no token's id"),
+            ("config.json", {"vocab_size": 10**20}, r"vocab_size: must be at most 2147483647"),
+        ],
+    )
+    def test_numbers_that_no_model_has(
+        self, ir: Path, tmp_path: Path, name: str, content: dict[str, Any], match: str
+    ) -> None:
+        """They are refused by file and key, before they are written anywhere."""
+        (ir / name).write_text(json.dumps(content))
+        with pytest.raises(ModelFileError, match=rf"{name}: {match}"):
+            take(ir, tmp_path)
+
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+    def test_brackets_without_end(self, ir: Path, tmp_path: Path, name: str) -> None:
+        """A file that nests deeper than it can be read is not readable."""
+        (ir / name).write_text("[" * 100_000)
+        with pytest.raises(ModelFileError, match=rf"{name}: is not readable as JSON") as caught:
+            take(ir, tmp_path)
+        assert caught.value.file == name
+
+    @pytest.mark.parametrize(
         ("architectures", "causal"),
         [
             (["LlamaForCausalLM"], True),
@@ -290,10 +319,12 @@ class TestGraphs:
 
 class TestElsewhere:
     def test_the_settings_of_a_chat_come_with_the_tokenizer(self, on_hub: Hub, store: Store) -> None:
-        """Beside each other, without the weights."""
+        """Beside each other, with the templates that are not the default one, without the weights."""
+        on_hub.files["additional_chat_templates/tool_use.jinja"] = b"{{2}}"
         folder = tokenizer_folder("org/tiny", store=store, access=Access(hub=on_hub.url))
         assert {*SETTINGS, "chat_template.jinja"} <= {path.name for path in folder.iterdir()}
         assert (folder / "tokenizer.json").read_bytes() == (IR / "tokenizer.json").read_bytes()
+        assert (folder / "additional_chat_templates" / "tool_use.jinja").read_bytes() == b"{{2}}"
         assert not list(folder.rglob("openvino_model.*"))
 
     def test_odd_settings_of_language_models_are_no_hindrance(self, on_hub: Hub, store: Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,17 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 TINY = FIXTURES / "tiny_llama.gguf"
 TEXTS = ["Hello, world!", "naïve 東京 नमस्ते", "<|im_start|>user\nthree  spaces   <|im_end|>", "12345 \t\n\n x", ""]
 KINDS = {bool: 7, int: 11, float: 12}
+HEADER = TINY.read_bytes().index(b"token_embd.weight") + 200
+KEYS = sorted(read_gguf(TINY).metadata) + ["split.count", "tokenizer.ggml.eot_token_id", "llama.attention.key_length"]
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=9),
+    st.lists(st.integers(-9, 9), max_size=3),
+    st.lists(st.text(max_size=3), max_size=3),
+)
 
 
 def text(value: str) -> bytes:
@@ -38,11 +51,19 @@ def encode(value: Any) -> bytes:
     return struct.pack(f"<I{'?qd'[[7, 11, 12].index(kind)]}", kind, value)
 
 
-def write(path: Path, metadata: dict[str, Any], *, kind: int = 0, version: int = 3, cut: int = 0) -> Path:
-    """A file with one tensor of 2 x 448 weights."""
+def write(
+    path: Path,
+    metadata: dict[str, Any],
+    *,
+    kind: int = 0,
+    version: int = 3,
+    cut: int = 0,
+    shape: tuple[int, ...] = (2, 448),
+) -> Path:
+    """A file with one tensor, by default of 2 x 448 weights."""
     head = b"GGUF" + struct.pack("<IQQ", version, 1, len(metadata))
     head += b"".join(text(key) + encode(value) for key, value in metadata.items())
-    head += text("token_embd.weight") + struct.pack("<IQQIQ", 2, 2, 448, kind, 0)
+    head += text("token_embd.weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, 0)
     head += bytes(-len(head) % 32)
     data = head + bytes(2 * 448 * 4)
     path.write_bytes(data[: len(data) - cut])
@@ -75,6 +96,18 @@ class TestHeader:
             ({"general.architecture": "gemma"}, {}, r"general\.architecture: 'gemma' is not run from GGUF"),
             ({"split.count": 2}, {}, "part of a model"),
             ({}, {"kind": 11}, r"token_embd\.weight: has weights of kind 11: take the file in Q4_0"),
+            ({"split.count": "two"}, {}, r"split\.count: must be a whole number, not 'two'"),
+            ({"general.alignment": 0}, {}, r"general\.alignment: must be a power of two up to 1048576, not 0"),
+            ({"general.alignment": 48}, {}, r"general\.alignment: .* not 48"),
+            ({"general.alignment": 2**21}, {}, r"general\.alignment: .* not 2097152"),
+            ({"general.alignment": -32}, {}, r"general\.alignment: .* not -32"),
+            ({"general.alignment": "wide"}, {}, r"general\.alignment: .* not 'wide'"),
+            ({"general.alignment": True}, {}, r"general\.alignment: .* not True"),
+            ({"general.architecture": [1] * 1000}, {}, r"general\.architecture: .{60}\.\.\. is not run"),
+            ({}, {"shape": ()}, r"token_embd\.weight: has 0 dimensions, and a tensor has 1 to 4"),
+            ({}, {"shape": (1,) * 5}, r"token_embd\.weight: has 5 dimensions"),
+            ({}, {"shape": (2**63,) * 4}, "cut short: it has"),
+            ({}, {"shape": (0, 2**40)}, r"token_embd\.weight: holds no weights"),
             ({}, {"version": 1}, "version 1"),
             ({}, {"cut": 1}, "cut short: it has"),
             ({}, {"cut": 3700}, "cut short or broken"),
@@ -102,7 +135,62 @@ class TestHeader:
         with pytest.raises(ModelFileError):
             read_gguf(tmp_path / "x.gguf")
 
-    @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two"])
+    def test_a_hundred_thousand_dimensions(self, tmp_path: Path) -> None:
+        """They are refused by their number, which takes no time."""
+        tensor = text("t") + struct.pack("<I", 100_000) + b"\xff" * 800_000 + struct.pack("<IQ", 0, 0)
+        (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
+        began = time.process_time()
+        with pytest.raises(ModelFileError, match="t: has 100000 dimensions"):
+            read_gguf(tmp_path / "x.gguf")
+        assert time.process_time() - began < 1
+
+    @pytest.mark.parametrize(
+        ("tensors", "pairs", "rest"),
+        [
+            (2**64 - 1, 0, b""),
+            (0, 2**64 - 1, b""),
+            (0, 1, struct.pack("<Q", 2**63)),
+            (0, 1, text("a") + struct.pack("<IIQ", 9, 8, 2**64 - 1)),
+            (0, 1, text("a") + struct.pack("<IIQ", 9, 0, 2**31 - 1)),
+        ],
+    )
+    def test_numbers_beyond_all_models(self, tmp_path: Path, tensors: int, pairs: int, rest: bytes) -> None:
+        """A file of zeros behind a header that promises more is refused before it is read."""
+        head = b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + rest
+        (tmp_path / "x.gguf").write_bytes(head + bytes(10_000_000))
+        began = time.process_time()
+        with pytest.raises(ModelFileError, match="a length of"):
+            read_gguf(tmp_path / "x.gguf")
+        assert time.process_time() - began < 1
+
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=2000)
+    @given(
+        flips=st.lists(st.tuples(st.integers(0, HEADER - 1), st.integers(0, 7)), max_size=6),
+        cut=st.none() | st.integers(0, HEADER),
+    )
+    def test_a_header_that_was_damaged(self, tmp_path: Path, flips: list[tuple[int, int]], cut: int | None) -> None:
+        """Bits that fell over and files that end too soon: what comes is a model, or one kind of error."""
+        data = bytearray(TINY.read_bytes()[:cut])
+        for at, bit in flips:
+            if at < len(data):
+                data[at] ^= 1 << bit
+        (tmp_path / "x.gguf").write_bytes(data)
+        with contextlib.suppress(ModelFileError):
+            model = read_gguf(tmp_path / "x.gguf")
+            assert len(model.cache_heads) <= 2**15
+            assert json.dumps(settings(model))
+
+    @hypothesis_settings(max_examples=120, deadline=2000)
+    @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+    def test_values_of_another_type(self, changes: dict[str, Any]) -> None:
+        """Wherever one stands, it is refused by its key or does not matter."""
+        model = Gguf("x.gguf", read_gguf(TINY).metadata | changes, 0, 448)
+        with contextlib.suppress(ModelFileError):
+            assert json.dumps(settings(model))
+            assert len(model.cache_heads) <= 2**15
+            assert model.cache_precision in ("f16", "u8")
+
+    @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two", 2**31])
     def test_numbers_that_are_none(self, value: Any) -> None:
         """A size is a whole number above 0, and the key is named."""
         model = Gguf("x.gguf", {"general.architecture": "llama", "llama.block_count": value}, 0, 0)
@@ -187,6 +275,14 @@ class TestSettings:
             ({"tokenizer.ggml.pre": "novel"}, r"tokenizer\.ggml\.pre: 'novel'.*tokenizer\.json"),
             ({"tokenizer.ggml.tokens": []}, r"tokenizer\.ggml\.tokens: is missing"),
             ({"tokenizer.ggml.merges": [1]}, r"tokenizer\.ggml\.merges: is missing"),
+            ({"tokenizer.ggml.merges": ["ab"]}, r"tokenizer\.ggml\.merges: 'ab' joins no two known tokens"),
+            ({"tokenizer.ggml.merges": ["a \u0100"]}, r"tokenizer\.ggml\.merges: .* joins no two known tokens"),
+            ({"tokenizer.ggml.token_type": [1]}, r"tokenizer\.ggml\.token_type: must be a list of 448 numbers"),
+            ({"tokenizer.ggml.token_type": 7}, r"tokenizer\.ggml\.token_type: must be a list of 448 numbers"),
+            ({"tokenizer.ggml.token_type": ["x"] * 448}, r"tokenizer\.ggml\.token_type: must be a list"),
+            ({"tokenizer.ggml.add_bos_token": 2}, r"tokenizer\.ggml\.add_bos_token: must be true or false"),
+            ({"tokenizer.chat_template": 5}, r"tokenizer\.chat_template: must be a text, not 5"),
+            ({"llama.block_count": 2**20}, r"llama\.block_count: must be a whole number above 0, and at most 16384"),
         ],
     )
     def test_vocabularies_that_are_not_known(

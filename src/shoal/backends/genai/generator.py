@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
-import sys
-import tempfile
 from collections.abc import AsyncGenerator, Callable
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import IO
 
-from shoal.backends.genai.messages import (
-    LENGTH,
-    Cancel,
-    First,
-    GenaiOptions,
-    Open,
-    Opened,
-    Produced,
-    Refused,
-    Start,
-    ToWorker,
-    first,
-    frame,
-    produced,
-)
+from shoal.backends.genai.messages import GenaiOptions, Open, Opened, Produced, Start, frame, produced
+from shoal.backends.genai.process import CLOSE_S, Worker
 from shoal.backends.genai.sampling import PARAMETERS
+from shoal.backends.genai.watch import GONE_AT, LOOK_S, Watch
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.errors import (
-    ConfigError,
     Crashed,
     DeadlineExceeded,
     EngineFailed,
     InternalError,
     InvalidValue,
     MissingExtra,
-    ModelFileError,
     OutOfMemory,
     ShoalError,
     TransportFailed,
@@ -49,12 +28,6 @@ from shoal.errors import (
 from shoal.types import Context, Sampling, TokenLogprob
 
 logger = logging.getLogger("shoal.backends.genai")
-
-CLOSE_S = 2.0
-"""How long the process may take to end by itself: it looks up after each step."""
-
-TAIL_BYTES = 2000
-"""Of what a process wrote before it died, for the error."""
 
 _ERRORS: dict[str, type[ShoalError]] = {
     each.kind: each for each in (InvalidValue, OutOfMemory, EngineFailed, InternalError)
@@ -69,9 +42,9 @@ async def open(path: Path, *, name: str, options: GenaiOptions) -> GenaiGenerato
     """
     if find_spec("openvino_genai") is None:
         raise MissingExtra("a language model on this machine", "llm")
-    worker = await _Worker.spawn(name)
+    worker = await Worker.spawn(name)
     try:
-        worker.say(Open(path=str(path), options=options))
+        worker.say(0, frame(Open(path=str(path), options=options)))
         opened = await worker.opened()
     except BaseException:
         await worker.end(0)
@@ -86,7 +59,7 @@ class GenaiGenerator:
     not read yet waits here as ids, a few bytes each.
     """
 
-    def __init__(self, name: str, worker: _Worker, opened: Opened, options: GenaiOptions) -> None:
+    def __init__(self, name: str, worker: Worker, opened: Opened, options: GenaiOptions) -> None:
         limits = [limit for limit in (options.context_tokens, opened.cache_tokens) if limit]
         self._facts = GeneratorFacts(
             name=name,
@@ -108,7 +81,9 @@ class GenaiGenerator:
         self._numbers = count(1)
         self._waiting: dict[int, _Arrivals] = {}
         self._broken: ShoalError | None = None
+        self._closed = False
         self._tell_broken: Callable[[ShoalError], None] | None = None
+        self._watch = Watch(name, ping=worker.ping, gone=self._gone)
         self._hearing = asyncio.create_task(self._hear(), name=f"genai-{name}")
 
     @property
@@ -121,10 +96,12 @@ class GenaiGenerator:
         return self._worker.process.pid
 
     def ready(self) -> bool:
-        return self._broken is None
+        return self._broken is None and not self._watch.silent
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         self._tell_broken = call
+        if self._broken is not None and not self._closed:  # it died before anybody could ask to be told
+            asyncio.get_running_loop().call_soon(call, self._broken)
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
@@ -132,9 +109,13 @@ class GenaiGenerator:
         ids = self._checked(prompt, adapter)
         if self._broken is not None:
             raise self._broken
+        if self._watch.silent:
+            raise TransportFailed("the language model's process does not answer just now: try again soon")
         number = next(self._numbers)
+        start = _encoded(Start(id=number, ids=ids, sampling=sampling))
         arrivals = self._waiting[number] = _Arrivals()
-        self._worker.say(Start(id=number, ids=ids, sampling=sampling))
+        self._worker.say(number, start)
+        self._watch.owes()
         ended = False
         try:
             while not ended:
@@ -151,9 +132,11 @@ class GenaiGenerator:
         finally:
             self._waiting.pop(number, None)
             if not ended and self._broken is None:
-                self._worker.say(Cancel(id=number))
+                self._worker.cancel(number)
 
     async def aclose(self) -> None:
+        self._closed = True
+        self._watch.close()
         self._fail(TransportFailed("the model was unloaded while it answered"))
         await self._worker.end(CLOSE_S)
         self._hearing.cancel()
@@ -177,23 +160,45 @@ class GenaiGenerator:
                     arrivals = self._waiting.get(each.id)
                     if arrivals is not None:
                         arrivals.put(each)
+                self._watch.heard(owes=bool(self._waiting))
         except (asyncio.IncompleteReadError, OSError):
-            error: ShoalError = await self._worker.died()
+            if self._broken is None:  # else this end closed the socket, and knows why
+                self._break(await self._worker.died())
         except Exception as unforeseen:  # whatever it is, nobody may wait for pieces that nobody hands out
             logger.exception("what the process of %s says cannot be read", self._facts.name)
-            error = EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again")
+            self._break(EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again"))
+        await self._worker.end(0)
+
+    def _gone(self) -> None:
+        """It keeps silent for so long that it will not speak again."""
+        waited = LOOK_S * GONE_AT
+        self._break(Crashed(f"the language model's process did not answer for {waited:g} s; load the model again"))
+        self._worker.kill()
+
+    def _break(self, error: ShoalError) -> None:
+        self._watch.close()
         if self._broken is None:
             logger.error("%s: %s", self._facts.name, error.message)
             self._fail(error)
             if self._tell_broken is not None:
                 self._tell_broken(error)
-        await self._worker.end(0)
 
     def _fail(self, error: ShoalError) -> None:
         if self._broken is None:
             self._broken = error
             for arrivals in self._waiting.values():
                 arrivals.fail(error)
+
+
+def _encoded(start: Start) -> bytes:
+    """Raises InvalidValue."""
+    try:
+        return frame(start)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidValue(
+            f"the request cannot be handed to the model ({error}): use numbers of at most 64 bits, such as a smaller "
+            "seed, and whole characters"
+        ) from None
 
 
 class _Arrivals:
@@ -237,97 +242,3 @@ class _Arrivals:
 def _logprob(token: bytes, logprob: float) -> TokenLogprob:
     text = token.decode(errors="replace")
     return TokenLogprob(token=text, logprob=logprob, data=token if "\ufffd" in text else None)
-
-
-class _Worker:
-    """The process, and the socket to it."""
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        output: IO[bytes],
-    ) -> None:
-        self.process = process
-        self._reader = reader
-        self._writer = writer
-        self._output = output
-
-    @classmethod
-    async def spawn(cls, name: str) -> _Worker:
-        """In a session of its own: a terminal's Ctrl-C is the gateway's to act upon. Raises Crashed."""
-        ours, theirs = socket.socketpair()
-        output = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115  # closed with the process
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "shoal.backends.genai.worker", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            output.close()
-            raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
-        finally:
-            theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(process, reader, writer, output)
-
-    def say(self, message: ToWorker) -> None:
-        """Never waits: what the process has not read yet is kept here, and that is prompts of admitted requests."""
-        self._writer.write(frame(message))
-
-    async def frame(self) -> bytes:
-        """The next one's body. Raises IncompleteReadError or OSError when the process is gone."""
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return await self._reader.readexactly(length)
-
-    async def opened(self) -> Opened:
-        """What the process says of the loaded model. Raises the SetupError or OutOfMemory for one that it cannot load,
-        and Crashed."""
-        try:
-            answer: First = first(await self.frame())
-        except (asyncio.IncompleteReadError, OSError):
-            raise await self.died() from None
-        if isinstance(answer, Opened):
-            return answer
-        raise _refusal(answer)
-
-    async def died(self) -> Crashed:
-        """The error for a process that has closed its socket."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self.process.wait()
-        code = self.process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended ({code})"
-        size = os.fstat(self._output.fileno()).st_size
-        tail = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
-        if tail.strip():
-            logger.error("the last that a language model's process wrote:\n%s", tail.strip())
-        return Crashed(f"the language model's process {how}; the log has its last words; load the model again")
-
-    async def end(self, patience_s: float) -> None:
-        """Close the socket, which ends the process; kill it when it is still there after so many seconds."""
-        self._writer.close()
-        if self.process.returncode is None and patience_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    await self.process.wait()
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-        self._output.close()
-
-
-def _refusal(refused: Refused) -> ShoalError:
-    if refused.kind == "model_file":
-        return ModelFileError(refused.message, file=refused.file)
-    if refused.kind == "missing_extra":
-        return MissingExtra("a language model on this machine", "llm")
-    kinds: dict[str, type[ShoalError]] = {"config": ConfigError, "out_of_memory": OutOfMemory}
-    return kinds[refused.kind](refused.message)

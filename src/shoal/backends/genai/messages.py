@@ -1,8 +1,9 @@
 """What the gateway and the process of a language model tell each other: frames of MessagePack over a socket.
 
-A frame is four bytes of length, big end first, and so many bytes. To the process: Open, once, then Start and Cancel in
-any order; the end of the stream ends the process. Back: Opened or Refused, once, then a list of Produced for
-each step.
+A frame is four bytes of length, big end first, and so many bytes. To the process: Open, once, then Start, Cancel and
+Ping in any order; the end of the stream ends the process. Back: Opened or Refused, once, then a list of Produced after
+each step and after whatever was said, an empty one where nothing came of it: a process that owes one and sends none is
+stuck.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     id: int
 
 
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    """Say something, if only an empty list."""
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The model is loaded and has made a token. `guided`: guided decoding is possible. `cache_tokens`, `cache_bytes`:
     room for contexts, 0 tokens where that is not known."""
@@ -95,7 +100,7 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
     error: tuple[str, str, str | None] | None = None
 
 
-ToWorker: TypeAlias = Open | Start | Cancel
+ToWorker: TypeAlias = Open | Start | Cancel | Ping
 First: TypeAlias = Opened | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -105,6 +110,9 @@ produced = msgspec.msgpack.Decoder(list[Produced]).decode
 
 
 def frame(message: ToWorker | First | list[Produced]) -> bytes:
-    """The bytes of one message, its length before it."""
+    """The bytes of one message, its length before it.
+
+    Raises OverflowError for a number beyond 64 bits, UnicodeEncodeError for half a surrogate pair.
+    """
     body = _ENCODER.encode(message)
     return LENGTH.pack(len(body)) + body

@@ -1,13 +1,16 @@
-"""The process of one language model: `python -m shoal.backends.genai.worker SOCKET`.
+"""The process of one language model: `python -m shoal.backends.genai.worker SOCKET PARENT`, a descriptor and a pid.
 
 One thread: hear what the gateway says, step the pipeline, tell what came of it. It ends when the gateway closes the
 socket, at the end of the step that it is in; a gateway that does not read holds it up, so that nothing piles up here.
+A gateway that is killed takes it along at once, on Linux: a load or a step may have minutes to go.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
+import ctypes
+import os
+import signal
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -34,6 +37,9 @@ READ_BYTES = 2**18
 TRIES = 8
 """How often a request is begun again that lost its place in the cache through no fault of its own."""
 
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that this process gets when its parent ends."""
+
 UNKNOWN = 2**31
 """Tokens of a cache whose size by token is not known: as good as endless."""
 
@@ -57,8 +63,9 @@ class Line:
 
     def pending(self) -> list[ToWorker]:
         """What has been said meanwhile; never waits. Raises Gone."""
-        while select.select([self._sock], [], [], 0)[0]:
-            self._read()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)  # not select(): it knows no descriptor above 1023
         said = []
         while (message := self._next()) is not None:
             said.append(message)
@@ -82,9 +89,11 @@ class Line:
         del self._heard[:end]
         return message
 
-    def _read(self) -> None:
+    def _read(self, flags: int = 0) -> None:
         try:
-            data = self._sock.recv(READ_BYTES)
+            data = self._sock.recv(READ_BYTES, flags)
+        except BlockingIOError:
+            raise
         except OSError:
             data = b""
         if not data:
@@ -237,9 +246,9 @@ class Steps:
         self._told.append(Produced(id=number, error=(error.kind, error.message, error.param)))
 
     def _tell(self) -> None:
-        if self._told:
-            told, self._told = self._told, []
-            self._line.tell(frame(told))
+        """Also when there is nothing to tell: silence is what a stuck process is known by."""
+        told, self._told = self._told, []
+        self._line.tell(frame(told))
 
     def broken(self, error: RuntimeError) -> None:
         """The last that the gateway hears: all answers fail."""
@@ -273,6 +282,15 @@ def _open(line: Line) -> Pipeline:
     raise Gone
 
 
+def end_with(parent: int) -> None:
+    """Have this process killed when the thread that started it ends, and with it the gateway. Raises SystemExit when
+    that is over already. Other systems than Linux have no such thing: there the end of the socket is noticed."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        sys.stderr.write("the kernel will not end this process with the gateway\n")
+    if os.getppid() != parent:
+        raise SystemExit("the gateway that started this process is gone")
+
+
 def main(sock: socket.socket) -> int:
     """Run until the gateway is gone; answers the exit code. Closes the socket."""
     line = Line(sock)
@@ -290,4 +308,5 @@ def main(sock: socket.socket) -> int:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.backends.openai.errors import Answer, said
+from shoal.backends.openai.errors import failure
 from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Counting, LogprobsWire, Said, TokenWire, ToolWire
-from shoal.errors import EngineFailed, ShoalError, UpstreamRefused
+from shoal.errors import EngineFailed
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 
 _ANSWER = msgspec.json.Decoder(AnswerWire)
@@ -27,8 +27,8 @@ def usage_in(body: bytes) -> Usage | None:
     """The usage that the JSON of an event or of a whole answer tells; None where it does not."""
     try:
         told = _COUNTING.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # it is passed on all the same; only nothing is counted
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # it is passed on all the same; only nothing is counted
     usage = told.usage or (told.response.usage if told.response is not None else None)
     return None if usage is None else usage.told()
 
@@ -36,12 +36,14 @@ def usage_in(body: bytes) -> Usage | None:
 class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
-    `read` raises EngineFailed for what is no such answer, and UpstreamRefused for an error in mid-stream. `ends` are
-    the last chunks, once everything was read: finish reasons that the server owes, then the usage.
+    `read` raises EngineFailed for what is no such answer, and UpstreamRefused for an error in mid-stream, in which
+    Shoal's own `key` is not repeated. `ends` are the last chunks, once everything was read: finish reasons that the
+    server owes, then the usage.
     """
 
-    def __init__(self, *, reasoning: bool = True) -> None:
+    def __init__(self, *, reasoning: bool = True, key: bytes = b"") -> None:
         self.usage: Usage | None = None
+        self._key = key
         self._reasoning = reasoning
         self._open: dict[int, bool] = {}
         self._tools: set[tuple[int, int]] = set()
@@ -59,10 +61,10 @@ class AnswerReader:
     def read(self, body: bytes) -> Iterator[Chunk]:
         try:
             answer = _ANSWER.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineFailed(f"the server's answer is not one of OpenAI's API: {error}") from None
         if answer.error:
-            raise _told(body)
+            raise failure(body, self._key)
         if answer.usage is not None:
             self.usage = answer.usage.told()
         for place, choice in enumerate(answer.choices or ()):
@@ -101,12 +103,6 @@ class AnswerReader:
         name = (call.function.name if call.function else None) or ""
         self._tools.add((index, at))
         return ToolDelta(index=at, id=call.id or f"call_{uuid.uuid4().hex[:24]}", name=name, arguments=arguments)
-
-
-def _told(body: bytes) -> ShoalError:
-    """The error that stands where an answer should."""
-    answer = Answer(500, {}, body)
-    return UpstreamRefused(f"the server failed in the middle of its answer{said(answer)}", status=500, body=body)
 
 
 def _text(content: str | list[dict[str, object]] | None) -> str:

@@ -11,8 +11,9 @@ import msgspec
 from shoal.errors import Malformed
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
-_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+# Possessive: no byte of a string is looked at twice, and one that never ends is a token too (without its last quote).
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
+_VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _MODEL = b'"model"'
 
 
@@ -26,7 +27,7 @@ class RequestBody:
     def __init__(self, body: bytes) -> None:
         try:
             self._fields = _FIELDS.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Malformed(f"the body is not a JSON object: {error}") from None
 
     @property
@@ -34,7 +35,7 @@ class RequestBody:
         """The name that the client gave; "" where it gave none."""
         try:
             return msgspec.json.decode(self._fields["model"], type=str)
-        except (KeyError, msgspec.DecodeError):
+        except (KeyError, msgspec.DecodeError, RecursionError):
             return ""
 
     def written(self, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
@@ -88,6 +89,8 @@ def _place(data: bytes) -> tuple[int, int] | None:
     holder = b""
     for token in _TOKEN.finditer(data):
         text = token[0]
+        if token[1] == b"":  # a string without an end: what follows is no JSON
+            return None
         if text in (b"{", b"["):
             depth += 1
         elif text in (b"}", b"]"):

@@ -20,7 +20,7 @@ import aiohttp
 from multidict import CIMultiDictProxy
 
 from shoal.backends.openai.errors import Answer, Unreached, transport_error
-from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed, TransportFailed
+from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
@@ -37,16 +37,18 @@ STALE_S = 1.0
 later was ended with the request known, which may have been its cause."""
 
 END_S = 1.0
-"""For the end of a body whose contents are over: the connection can then be used again."""
+"""For the end of a body whose contents are over, in all: the connection can then be used again."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class Response:
-    """An answer whose status and headers are there; `pieces` are its body as it comes."""
+    """An answer whose status and headers are there; `pieces` are its body as it comes. `key`: what it must not tell."""
 
-    def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float, key: bytes = b"") -> None:
+        self.key = key
+        self.over = False
         self.status = response.status
         self.headers: CIMultiDictProxy[str] = response.headers
         self._response = response
@@ -68,15 +70,11 @@ class Response:
         body = bytearray()
         while len(body) <= most and (data := await self._piece(self._deadline)):
             body += data
-        return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most)
+        return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
 
-    async def ended(self) -> None:
-        """Wait a moment for the end of the body, so that the connection is not closed without need."""
-        try:
-            while await self._piece(time.monotonic() + END_S):
-                pass
-        except (TransportFailed, DeadlineExceeded):  # the answer is complete; only the connection is of no more use
-            self._response.close()
+    def finish(self) -> None:
+        """What is wanted of the body is there. Its end is waited for beside the caller, who has nothing to wait for."""
+        self.over = True
 
     async def _piece(self, deadline: float) -> bytes:
         try:
@@ -98,6 +96,8 @@ class Client:
     def __init__(self, base: str, *, key: str | None = None, connect_timeout_s: float = 5.0) -> None:
         self.base = base.rstrip("/")
         self._closed = False
+        self._key = (key or "").encode()
+        self._ending: set[asyncio.Task[None]] = set()
         headers = {"accept-encoding": "identity", "user-agent": "shoal", "content-type": "application/json"}
         if key:
             if not _KEY.fullmatch(key):
@@ -133,19 +133,29 @@ class Client:
     async def opened(
         self, method: str, path: str, *, body: bytes = b"", deadline: float, request_id: str = ""
     ) -> AsyncIterator[Response]:
-        """The answer, once its headers are there. Left before its end, it closes the connection."""
+        """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
+        be over: then its end has END_S to come."""
         response = await self._request(method, path, body, deadline, request_id)
+        made = Response(response, self.base, deadline, self._key)
         try:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.lower() != "identity":
                 raise EngineFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
-            yield Response(response, self.base, deadline)
+            yield made
         finally:
-            # One that was read to its end has given its connection back already.
-            response.close()
+            if made.over and not self._closed and not response.content.is_eof():
+                task = asyncio.create_task(_ended(response), name=f"the end of an answer of {self.base}")
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+            else:
+                # One that was read to its end has given its connection back already.
+                response.close()
 
     async def aclose(self) -> None:
         self._closed = True
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         await self._session.close()
 
     async def _request(
@@ -187,6 +197,18 @@ class Client:
             raise DeadlineExceeded(f"{self.base} did not answer within the request's deadline") from None
         except OSError as error:
             raise transport_error(error, self.base) from error
+
+
+async def _ended(response: aiohttp.ClientResponse) -> None:
+    """Read what is left of a body that nobody wants, so that its connection is not closed without need."""
+    try:
+        async with asyncio.timeout(END_S):
+            while await response.content.readany():
+                pass
+    except (TimeoutError, aiohttp.ClientError, OSError):  # the answer is complete; only the connection is of no use
+        pass
+    finally:
+        response.close()
 
 
 class _Stale(Exception):

@@ -137,12 +137,12 @@ class UpstreamEngine:
     async def _asked(self, texts: list[str], deadline: float) -> Answer | None:
         """The answer to a batch; None where the server has told that it takes smaller ones alone."""
         answer = await self._post(texts, deadline)
-        if self._base64 and answer.status in (400, 422) and "encoding_format" in answer.words:
+        if self._base64 and answer.status in (400, 422) and "encoding_format" in answer.own_words:
             self._base64 = False
             answer = await self._post(texts, deadline)
         if answer.status == 200:
             return answer
-        limit = batch_limit(answer.words) if answer.status in (400, 413, 422) else None
+        limit = batch_limit(answer.own_words) if answer.status in (400, 413, 422) else None
         if limit is not None and limit < len(texts):
             logger.info("%s takes %d texts at once: batches are cut to that", self._facts.name, limit)
             self._facts = replace(self._facts, max_batch_size=limit)
@@ -215,7 +215,7 @@ async def _read(answer: Answer, texts: Sequence[str], where: str) -> tuple[Vecto
             rows[at] = _vector(bytes(one.embedding))
             if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise EngineFailed(f"the server at {where} answered what are no embeddings: {error}") from None
     found = [row for row in rows if row is not None]
     if len(found) != len(texts):
@@ -230,7 +230,8 @@ def _vector(embedding: bytes) -> Vectors:
     if embedding.startswith(b'"'):
         data = pybase64.b64decode(_TEXT.decode(embedding), validate=True)
         return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-    return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)
+    with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
+        return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)
 
 
 def divided(total: int, sizes: Sequence[int]) -> list[int]:

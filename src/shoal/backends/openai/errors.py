@@ -11,8 +11,9 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -30,7 +31,11 @@ from shoal.errors import (
 LONGEST_WORDS = 400
 LONGEST_RETRY_S = 3600.0
 
+SHORTEST_SECRET = 8
+"""Bytes of a key that is looked for in refusals; shorter ones are names such as EMPTY, for servers that ask for any."""
+
 _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate")
+_ERROR = msgspec.json.Decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
 _NO_TASK = re.compile(
     r"not support(ed)?\b.*\b(chat|completions|embeddings?)\b|\b(chat|completions|embeddings?)\b.*\bnot supported"
@@ -45,12 +50,14 @@ class Unreached(TransportFailed):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: `body` is at most as long as was asked for, and `whole` says that nothing of it is missing."""
+    """A whole answer: `body` is at most as long as was asked for, and `whole` says that nothing of it is missing.
+    `key`: Shoal's own for that server."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     whole: bool = True
+    key: bytes = field(default=b"", repr=False)
 
     @property
     def content_type(self) -> str:
@@ -63,13 +70,23 @@ class Answer:
             return False
         try:
             msgspec.json.decode(self.body, type=msgspec.Raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         return True
 
     @property
+    def secret(self) -> bool:
+        """The body quotes Shoal's key: no client and no log may have it."""
+        return len(self.key) >= SHORTEST_SECRET and self.key in self.body.replace(b"\\/", b"/")
+
+    @property
     def words(self) -> str:
-        """What the server says went wrong, on one line; "" where it says nothing."""
+        """What the server says went wrong, on one line; "" where it says nothing, or what nobody else may read."""
+        return "" if self.secret else self.own_words
+
+    @property
+    def own_words(self) -> str:
+        """The same, secret or not: to be understood, not to be told."""
         text = (
             self._message()
             if self.json
@@ -78,6 +95,12 @@ class Answer:
         return " ".join(text.split())[:LONGEST_WORDS]
 
     def _message(self) -> str:
+        try:
+            return self._told()
+        except RecursionError:
+            return ""
+
+    def _told(self) -> str:
         body = msgspec.json.decode(self.body)
         for name in ("error", "detail", "message"):
             if isinstance(body, dict) and body.get(name):
@@ -95,14 +118,14 @@ def is_json(content_type: str) -> bool:
 
 def lacks_model(answer: Answer) -> bool:
     """The server is there, and the model is not: it says so with 404, or with 400 in words."""
-    return answer.status in (400, 404) and _NO_MODEL.search(answer.words) is not None
+    return answer.status in (400, 404) and _NO_MODEL.search(answer.own_words) is not None
 
 
 def lacks_route(answer: Answer) -> bool:
     """The server has no such route, or cannot do for this model what it is for."""
     if answer.status in (404, 405, 501):
         return not lacks_model(answer)
-    return answer.status == 400 and _NO_TASK.search(answer.words) is not None
+    return answer.status == 400 and _NO_TASK.search(answer.own_words) is not None
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
@@ -152,10 +175,43 @@ def refusal(answer: Answer, where: str) -> ShoalError:
     return UpstreamRefused(
         f"the server at {where} refused with status {answer.status}{said(answer)}",
         status=answer.status,
-        body=answer.body if answer.json else b"",
-        content_type="application/json",
+        body=_passed_on(answer) if answer.json else b"",
         retry_after=retry_after(answer.headers),
     )
+
+
+def failed(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
+    """The failure that a whole answer of status 200 tells; None where it tells none, or is none that can be read."""
+    if b'"error"' not in body:
+        return None
+    try:
+        told = bool(_ERROR.decode(body).get("error"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return failure(body, key) if told else None
+
+
+def failure(body: bytes, key: bytes = b"") -> UpstreamRefused:
+    """For a JSON object with an `error` where an answer, or the rest of one, should have come. The status is 500, or
+    the error's `code` where that is one; a refusal of Shoal's key is the server's failure."""
+    try:
+        error = _ERROR.decode(body).get("error")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        error = None
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if type(code) is int and 400 <= code < 600 and code not in (401, 403) else 500
+    answer = Answer(status, {}, body, key=key)
+    return UpstreamRefused(
+        f"the server failed in the middle of its answer{said(answer)}", status=status, body=_passed_on(answer)
+    )
+
+
+def _passed_on(answer: Answer) -> bytes:
+    """The body for the client: the server's own, or another where that one quotes the key."""
+    if not answer.secret:
+        return answer.body
+    message = f"the server refused with status {answer.status}, in words that quote Shoal's own key: they stay here"
+    return msgspec.json.encode({"error": {"message": message, "type": "upstream_error", "param": None, "code": None}})
 
 
 def engine_error(answer: Answer, where: str) -> ShoalError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from shoal.backends.openai.client import Client
-from shoal.errors import EngineFailed, ShoalError, TransportFailed, Unavailable
+from shoal.errors import DeadlineExceeded, EngineFailed, ShoalError, TransportFailed, Unavailable, UpstreamRefused
 
 logger = logging.getLogger("shoal.openai")
 
@@ -28,6 +29,10 @@ SLOW_LOOKS = 3
 MAX_FAILURES = 5
 """Failures in a row after which a server that still answers is left alone."""
 
+SILENCE = 0.95
+"""Of the time that a model may take for its first piece: who is cancelled after so much of it was cut off by silence,
+since the timer that does so began a little before the request was sent."""
+
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 5.0
 
@@ -36,8 +41,8 @@ LONGEST_PAUSE_S = 5.0
 class Replica:
     """One server and what it calls the model and its LoRAs.
 
-    `alive`: it answered the last look; `doubtful`: the next look is due. After a pause one request at a time tries it,
-    until one succeeds.
+    `alive`: it answered the last look; `doubtful`: the next look is due. `turn`: when it was picked last. After a pause
+    one request at a time tries it, until it begins to answer one.
     """
 
     client: Client
@@ -48,11 +53,16 @@ class Replica:
     failures: int = 0
     until: float = 0.0
     doubtful: bool = False
+    turn: int = 0
     _pause: float = FIRST_PAUSE_S
     _trial: bool = False
 
     def usable(self, now: float) -> bool:
         return self.alive and now >= self.until and not (self._trial and self.in_flight)
+
+    def answered(self) -> None:
+        """There is a first piece: others need not wait for the end."""
+        self._trial = False
 
     def succeeded(self) -> None:
         self.failures = 0
@@ -60,7 +70,7 @@ class Replica:
         self._trial = False
 
     def failed(self, now: float, *, gone: bool) -> None:
-        """`gone`: it was not there at all, which needs no second witness."""
+        """`gone`: it was not there at all, or silent for all the time there is, which needs no second witness."""
         self.failures += 1
         self.doubtful = self.doubtful or gone
         if (gone or self._trial or self.failures >= MAX_FAILURES) and now >= self.until:
@@ -73,14 +83,42 @@ class Replica:
         if seconds:
             self.until = max(self.until, now + min(seconds, LONGEST_PAUSE_S))
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """It has one request more."""
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
+
+class Attempt:
+    """One request at one replica, which has it in flight meanwhile; how it ends goes into the replica's books.
+
+    `first_s`: how long the request may wait for its first piece (infinite: as long as its `deadline`), from `since` on,
+    in seconds of `time.monotonic()`. A cancellation after that time is silence, an earlier one a client that left.
+    """
+
+    def __init__(self, replica: Replica, *, since: float, first_s: float, deadline: float) -> None:
+        self.replica = replica
+        self._silent_at = since + SILENCE * first_s
+        self._deadline = deadline
+        self._heard = False
+
+    def heard(self) -> None:
+        """A piece of the answer is there."""
+        if not self._heard:
+            self._heard = True
+            self.replica.answered()
+
+    def __enter__(self) -> Self:
+        self.replica.in_flight += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.replica.in_flight -= 1
+        now = time.monotonic()
+        if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
+            late = isinstance(error, DeadlineExceeded) or now >= self._deadline
+            silent = now >= self._silent_at
+            if not self._heard and (late or silent):
+                self.replica.failed(now, gone=silent)
+        elif isinstance(error, TransportFailed | EngineFailed) or (
+            isinstance(error, UpstreamRefused) and error.status >= 500
+        ):
+            self.replica.failed(now, gone=False)
 
 
 class Fleet:
@@ -109,10 +147,11 @@ class Fleet:
         if not left:
             raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
         now = self._clock()
+        usable = [replica for replica in left if replica.usable(now)]
+        picked = min(usable or left, key=lambda replica: (replica.in_flight, replica.turn))
         self._turn += 1
-        turned = [left[(self._turn + at) % len(left)] for at in range(len(left))]
-        usable = [replica for replica in turned if replica.usable(now)]
-        return min(usable or turned, key=lambda replica: replica.in_flight)
+        picked.turn = self._turn
+        return picked
 
     def others(self, tried: Collection[Replica]) -> bool:
         """Whether a replica is left that may do better than the `tried` ones."""
@@ -139,6 +178,9 @@ class Fleet:
                 if replica.alive and (isinstance(error, TransportFailed) or missed >= SLOW_LOOKS):
                     replica.alive = False
                     logger.warning("%s is out of service: %s", replica.client.base, error.message)
+                continue
+            except Exception:  # a bug here must not end the watch: a server that is out would never come back
+                logger.exception("watching %s failed in an unforeseen way", replica.client.base)
                 continue
             missed = 0
             if not replica.alive:

@@ -87,7 +87,7 @@ def _guide(guide: Guide) -> dict[str, Any]:
 def _json(guide: Guide) -> Any:
     try:
         return msgspec.json.decode(guide.value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValue(f"{guide.kind}: not JSON: {error}", param="response_format") from None
 
 

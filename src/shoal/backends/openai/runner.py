@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -12,17 +13,18 @@ from shoal.backends.openai import errors
 from shoal.backends.openai.answers import AnswerReader, usage_in
 from shoal.backends.openai.body import ModelNames, RequestBody
 from shoal.backends.openai.client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
-from shoal.backends.openai.replicas import Fleet, Replica
+from shoal.backends.openai.passed import RESPONSES, PassedStream
+from shoal.backends.openai.replicas import Attempt, Fleet, Replica
 from shoal.backends.openai.request import request_of
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
 from shoal.core.protocols import ModelFacts
 from shoal.errors import EngineFailed, InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamRefused
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, Usage
+from shoal.types import Chunk, Context, Embed, Embedded, Generate
 
 PATHS: Mapping[str, str] = {
     "openai.chat": "/chat/completions",
     "openai.completions": "/completions",
-    "openai.responses": "/responses",
+    RESPONSES: "/responses",
 }
 """The dialects that are passed on as they are, and their routes."""
 
@@ -33,10 +35,12 @@ OTHER_SERVER = frozenset({429, 502, 503})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamOptions:
     """`strip`: fields that are never passed on. `defaults`: fields of chat and completions for requests without them,
-    by the names of the wire."""
+    by the names of the wire. `first_token_timeout_s`: after so long without a first piece the gateway gives a stream
+    up; a replica that let it come to that has failed."""
 
     strip: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    first_token_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class UpstreamRunner:
     A task with a `raw` body of OpenAI's is passed on with only the model's name replaced, and answered in raw chunks:
     whole events as they came, several in one chunk where they came together, with the served name in the place of the
     server's; comments are left out, because the front makes heartbeats of its own. Its `usage` is what the server
-    tells unasked, with the last chunk. All other tasks are answered in typed chunks.
+    tells unasked, with the last chunk. All other tasks are answered in typed chunks. An error that the server tells in
+    the middle of its stream is raised, and so is an end before the answer was whole.
 
     Another replica is tried only before the first byte of an answer, where the first was not reached, or had no room.
     """
@@ -94,37 +99,38 @@ class UpstreamRunner:
             await replica.client.aclose()
 
     def _lacks(self, dialect: str) -> bool:
-        return self._lacks_responses and dialect == "openai.responses"
+        return self._lacks_responses and dialect == RESPONSES
 
     async def _passed_on(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         assert task.raw is not None
         dialect, received = task.raw
         body = RequestBody(received)
         strip = self._options.strip
-        defaults = self._options.defaults if dialect != "openai.responses" else {}
+        defaults = self._options.defaults if dialect != RESPONSES else {}
 
         def sent(replica: Replica) -> _Sent:
             model = _model(replica, task.adapter)
             return _Sent(PATHS[dialect], body.written(model, strip=strip, defaults=defaults), dialect)
 
         names = ModelNames(body.model or task.model)
-        async with self._opened(sent, ctx, streams=task.stream) as response:
+        async with self._opened(sent, ctx, streams=task.stream) as (response, attempt):
             if not task.stream:
-                data = await _whole(response)
+                data = await _whole(response, attempt)
+                if dialect != RESPONSES and (error := errors.failed(data, response.key)):
+                    raise error
                 yield Chunk(raw=(dialect, names(data)), usage=usage_in(data))
                 return
-            async with aclosing(_events(response)) as groups:
-                usage: Usage | None = None
-                done = False
+            passed = PassedStream(dialect, names, response.key)
+            async with aclosing(_events(response, attempt)) as groups:
                 async for events in groups:
-                    usage = _counted(events, usage)
-                    done = is_done(events[-1])
-                    data = b"".join(map(names, events))
-                    yield Chunk(raw=(dialect, data), usage=usage if done or _last(events) else None)
-                    if done or _last(events):
-                        usage = None
-                if usage is not None:  # a server that counts all along and ends without a word
-                    yield Chunk(raw=(dialect, b""), usage=usage)
+                    for chunk in passed.push(events):
+                        if passed.over:
+                            response.finish()
+                        yield chunk
+                    if passed.over:
+                        break
+            for chunk in passed.ends():
+                yield chunk
 
     async def _typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         def sent(replica: Replica) -> _Sent:
@@ -132,51 +138,51 @@ class UpstreamRunner:
             options = self._options
             return _Sent(*request_of(task, model, strip=options.strip, defaults=options.defaults))
 
-        reader = AnswerReader(reasoning=task.include_reasoning)
-        async with self._opened(sent, ctx, streams=task.stream) as response:
+        async with self._opened(sent, ctx, streams=task.stream) as (response, attempt):
+            reader = AnswerReader(reasoning=task.include_reasoning, key=response.key)
             if not task.stream:
-                for chunk in reader.read(await _whole(response)):
+                for chunk in reader.read(await _whole(response, attempt)):
                     yield chunk
             else:
                 done = False
-                async with aclosing(_events(response)) as groups:
+                async with aclosing(_events(response, attempt)) as groups:
                     async for events in groups:
-                        for event in events:
-                            done = done or is_done(event)
-                            if not done:
-                                for chunk in reader.read(payload(event)):
-                                    yield chunk
+                        done = is_done(events[-1])
+                        for event in events[:-1] if done else events:
+                            for chunk in reader.read(payload(event)):
+                                yield chunk
                 if not done and not reader.finished:
                     raise TransportFailed("the server ended its stream before the answer was whole: ask again")
-        if not reader.began:
-            raise EngineFailed("the server answered without any choice")
+            if not reader.began:
+                raise EngineFailed("the server answered without any choice")
         for chunk in reader.ends():
             yield chunk
 
     @asynccontextmanager
-    async def _opened(self, sent: Any, ctx: Context, *, streams: bool) -> AsyncIterator[Response]:
+    async def _opened(self, sent: Any, ctx: Context, *, streams: bool) -> AsyncIterator[tuple[Response, Attempt]]:
         """The answer of the first replica that takes the request. Raises what it says otherwise."""
         tried: list[Replica] = []
+        since = time.monotonic()
+        first_s = self._options.first_token_timeout_s if streams else math.inf
         while True:
             replica = self._fleet.pick(tried)
             tried.append(replica)
             async with AsyncExitStack() as stack:
-                stack.enter_context(replica.busy())
-                error = await self._tried(stack, replica, sent(replica), ctx, streams=streams)
+                attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline)
+                stack.enter_context(attempt)
+                error = await self._tried(stack, attempt, sent(replica), ctx, streams=streams)
                 if isinstance(error, Response):
-                    try:
-                        yield error
-                    except TransportFailed:  # in the middle of its answer
-                        replica.failed(time.monotonic(), gone=False)
-                        raise
+                    yield error, attempt
+                    replica.succeeded()
                     return
             if not (_elsewhere(error) and self._fleet.others(tried)):
                 raise error
 
     async def _tried(
-        self, stack: AsyncExitStack, replica: Replica, sent: _Sent, ctx: Context, *, streams: bool
+        self, stack: AsyncExitStack, attempt: Attempt, sent: _Sent, ctx: Context, *, streams: bool
     ) -> Response | ShoalError:
-        """The response, open on `stack`, or why there is none; the replica's books are kept."""
+        """The response, open on `stack`, or why there is none; then the replica's books are kept."""
+        replica = attempt.replica
         client = replica.client
         now = time.monotonic()
         try:
@@ -184,13 +190,13 @@ class UpstreamRunner:
                 client.opened("POST", sent.path, body=sent.body, deadline=ctx.deadline, request_id=ctx.id)
             )
             if response.status == 200:
-                replica.succeeded()
                 return _checked(response, client.base, streams=streams)
+            attempt.heard()
             answer = await response.whole(MAX_ERROR_BYTES)
         except TransportFailed as error:
             replica.failed(now, gone=isinstance(error, errors.Unreached))
             return error
-        if sent.raw == "openai.responses" and errors.lacks_route(answer) and answer.status != 400:
+        if sent.raw == RESPONSES and errors.lacks_route(answer) and answer.status != 400:
             raise _NoResponses
         refusal = errors.refusal(answer, client.base)
         if answer.status >= 500 and answer.status != 501:
@@ -233,8 +239,9 @@ def _checked(response: Response, where: str, *, streams: bool) -> Response:
     return response
 
 
-async def _whole(response: Response) -> bytes:
+async def _whole(response: Response, attempt: Attempt) -> bytes:
     answer = await response.whole(MAX_ANSWER_BYTES)
+    attempt.heard()
     if not answer.whole:
         raise EngineFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
     if not answer.json:
@@ -242,33 +249,21 @@ async def _whole(response: Response) -> bytes:
     return answer.body
 
 
-async def _events(response: Response) -> AsyncGenerator[list[bytes]]:
-    """The events of a stream that say something, those that came together in one list, up to `[DONE]`. Raises
-    TransportFailed where the stream breaks off inside of one."""
+async def _events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:
+    """The events of a stream that say something, those that came together in one list, up to `[DONE]`, after which
+    nobody waits for the end of the stream. Raises TransportFailed where the stream breaks off inside of one."""
     splitter = EventSplitter()
     async with aclosing(response.pieces()) as pieces:
         async for data in pieces:
             events = [event for event in splitter.push(data) if has_data(event)]
+            if not events:
+                continue
+            attempt.heard()
             done = next((at for at, event in enumerate(events) if is_done(event)), None)
             if done is not None:
+                response.finish()
                 yield events[: done + 1]
-                await response.ended()
                 return
-            if events:
-                yield events
+            yield events
     if has_data(splitter.rest):
         raise TransportFailed("the server ended its stream in the middle of an event: ask again")
-
-
-def _counted(events: list[bytes], usage: Usage | None) -> Usage | None:
-    """The usage that these events tell last, else the one before them."""
-    for event in events:
-        if b'"usage"' in event and b'"usage":null' not in event and b'"usage": null' not in event:
-            usage = usage_in(payload(event)) or usage
-    return usage
-
-
-def _last(events: list[bytes]) -> bool:
-    """Whether nothing can follow but `[DONE]`: the events that OpenAI's streams tell their usage with at the end."""
-    last = events[-1]
-    return b'"choices":[]' in last or b'"choices": []' in last or b'"type":"response.completed"' in last

@@ -1,7 +1,7 @@
 """Server-sent events cut out of a byte stream, whole and unchanged.
 
 Source: the WHATWG HTML standard, "Server-sent events": lines end in LF, CR or CRLF, an empty line ends an event, and a
-line that begins with a colon is a comment.
+line that begins with a colon is a comment. A byte order mark may stand before the first line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from shoal.errors import EngineFailed
 
 MAX_EVENT_BYTES = 8 * 2**20
 """Of one event: a whole answer with its log probabilities stays well below."""
+
+_BOM = b"\xef\xbb\xbf"
 
 # Atomic groups: a CRLF must never be taken for a CR and an LF, which would be two line ends.
 _END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -24,17 +26,25 @@ class EventSplitter:
     """Bytes as they arrive, in pieces of any size, to whole events.
 
     `push` answers the events that are complete now, each with the empty line that ends it; joined with `rest` they are
-    the bytes that came in. An event is told as soon as it can be: where a CRLF is torn apart after its CR, the LF
-    begins the next one. Raises EngineFailed where an event grows past `max_bytes`.
+    the bytes that came in, but for a byte order mark before the first. An event is told as soon as it can be: where a
+    CRLF is torn apart after its CR, the LF begins the next one. Raises EngineFailed where an event grows past
+    `max_bytes`.
     """
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._searched = 0
+        self._begun = False
 
     def push(self, data: bytes) -> list[bytes]:
         self._buffer += data
+        if not self._begun:
+            if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
+                return []  # nothing yet, or a part of the mark
+            self._begun = True
+            if self._buffer.startswith(_BOM):
+                del self._buffer[: len(_BOM)]
         events: list[bytes] = []
         start = 0
         for match in _END.finditer(self._buffer, self._searched):

@@ -12,33 +12,44 @@ import msgspec
 
 from shoal.types import TaskKind, Usage
 
+MAX_COUNT = 2**53
+"""Of tokens: the largest integer up to which every JSON reader is exact. What a server tells beyond it is no count."""
+
 
 class TokenDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: Any = None
+    reasoning_tokens: Any = None
 
 
 class UsageWire(msgspec.Struct):
-    """Of chat and completions, and, with the other names, of the Responses API."""
+    """Of chat and completions, and, with the other names, of the Responses API. Counts may be any JSON: an answer is
+    not lost because its server counts badly."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    input_tokens: Any = None
+    output_tokens: Any = None
     prompt_tokens_details: TokenDetails | None = None
     completion_tokens_details: TokenDetails | None = None
     input_tokens_details: TokenDetails | None = None
     output_tokens_details: TokenDetails | None = None
 
     def told(self) -> Usage:
+        """Every count lies in 0..MAX_COUNT, whatever the server says."""
         before = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
         after = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
         return Usage(
-            prompt_tokens=self.prompt_tokens or self.input_tokens or 0,
-            completion_tokens=self.completion_tokens or self.output_tokens or 0,
-            cached_tokens=before.cached_tokens or 0,
-            reasoning_tokens=after.reasoning_tokens or 0,
+            prompt_tokens=_tokens(self.prompt_tokens) or _tokens(self.input_tokens),
+            completion_tokens=_tokens(self.completion_tokens) or _tokens(self.output_tokens),
+            cached_tokens=_tokens(before.cached_tokens),
+            reasoning_tokens=_tokens(after.reasoning_tokens),
         )
+
+
+def _tokens(told: object) -> int:
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        return 0
+    return int(min(max(told, 0), MAX_COUNT))
 
 
 class Nested(msgspec.Struct):
@@ -50,6 +61,18 @@ class Counting(msgspec.Struct):
 
     usage: UsageWire | None = None
     response: Nested | None = None
+
+
+class EndingWire(msgspec.Struct):
+    """What of an event tells that it is the last one: an `error` at the top, or a `type` of the Responses API, with
+    its own `code` and `message`, or in a `response` that failed."""
+
+    type: Any = None
+    error: Any = None
+    code: Any = None
+    message: Any = None
+    param: Any = None
+    response: Any = None
 
 
 class FunctionWire(msgspec.Struct):
@@ -157,7 +180,7 @@ class ModelWire(msgspec.Struct):
 
 
 def _count(*told: object) -> int | None:
-    return next((one for one in told if isinstance(one, int) and one > 0), None)
+    return next((one for one in told if type(one) is int and 0 < one <= MAX_COUNT), None)
 
 
 class ModelsWire(msgspec.Struct):

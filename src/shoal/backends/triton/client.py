@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.codec import parameter
 from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
 from shoal.errors import DeadlineExceeded, EngineFailed, TransportFailed
 
@@ -150,7 +149,8 @@ class Client:
                         raise stream_error(answer.error_message)
                     response = answer.infer_response
                     # Read before it is given away: the answer is the reader's from then on.
-                    final = parameter(response.parameters, FINAL) is True
+                    told = response.parameters.get(FINAL)
+                    final = told is not None and told.bool_param
                     if response.outputs:
                         yield response
                     if final:
@@ -293,12 +293,8 @@ class Client:
             await each.aclose()
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
-        # Half-closed after the one request: a server that never marks an answer as final ends the stream instead.
-        async def requests() -> AsyncIterator[pb.ModelInferRequest]:
-            yield request
-
         call = self._call("ModelStreamInfer")
-        return call(requests(), timeout=_remaining(deadline), metadata=self._metadata)
+        return call(request, timeout=_remaining(deadline), metadata=self._metadata)
 
     def _call(self, name: str) -> Callable[..., Any]:
         """The callable of an RPC, made once."""
@@ -311,7 +307,9 @@ class Client:
         if channel is None:
             channel = self._channel = self._connect()
         if name == "ModelStreamInfer":
-            found = channel.stream_stream(SERVICE + name, _write, _read_streamed)
+            # One request, and then half-closed: a server that never marks an answer as final ends the stream instead.
+            # On the wire this is what stream_stream sends, but in one go, with no task of its own for the requests.
+            found = channel.unary_stream(SERVICE + name, _write, _read_streamed)
         elif name == "Watch":
             found = channel.unary_stream(HEALTH + name, _write, pb.HealthCheckResponse.FromString)
         elif name == "Check":

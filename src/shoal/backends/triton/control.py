@@ -76,6 +76,12 @@ class Control:
         self._sleep = sleep
         self._pauses = pauses
         self._pushed: dict[str, Pushed] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def turn(self, model: str) -> asyncio.Lock:
+        """To be held by who looks whether a model is loaded, and loads it where not: two who do so at once would load
+        it twice."""
+        return self._turns.setdefault(model, asyncio.Lock())
 
     async def index(self, *, deadline: float) -> list[Indexed]:
         """Every version of every model in the server's repositories, and the models that were pushed, which the

@@ -71,17 +71,18 @@ class Target:
         that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
         was unloaded, EngineFailed and SetupError for what the server says of the model.
         """
-        serving = await self.serving()
-        if not serving:
-            await self._check_absent(again)
-        if serving and reload:
-            await self.control.revive(self.model, deadline=time.monotonic() + self.load_timeout_s)
-        elif not serving:
-            if self.load is not None:
-                await self.load()
-            else:
-                await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
-        return await self.schema()
+        async with self.control.turn(self.model):
+            serving = await self.serving()
+            if not serving:
+                await self._check_absent(again)
+            if serving and reload:
+                await self.control.revive(self.model, deadline=time.monotonic() + self.load_timeout_s)
+            elif not serving:
+                if self.load is not None:
+                    await self.load()
+                else:
+                    await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
+            return await self.schema()
 
     async def schema(self) -> Schema:
         """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""

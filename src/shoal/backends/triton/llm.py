@@ -160,7 +160,7 @@ class TritonGenerator:
                         yield piece
             over = True
             if (last := answer.end()) is not None:
-                yield last
+                yield self._ended(last, sampling)
         except ShoalError as error:
             over = not isinstance(error, DeadlineExceeded)  # a model that failed has ended it
             failed = self._failed(error)
@@ -179,6 +179,12 @@ class TritonGenerator:
 
     async def _admitted(self) -> None:
         """A generator has nothing to compare with its peers but how it is called."""
+
+    def _ended(self, last: Piece, sampling: Sampling) -> Piece:
+        """A model that tells neither its tokens nor why it ended may have been cut at the length that was asked for:
+        then whoever counts the tokens says the reason."""
+        tells = bool(self.schema.flags) or self.schema.family == "tokens"
+        return last if tells or sampling.max_tokens is None else replace(last, finish_reason=None)
 
     def _failed(self, error: ShoalError) -> ShoalError:
         """The error as a generator may raise it; a replica that is gone is looked after."""
@@ -234,13 +240,16 @@ class TritonGenerator:
         return self.target, self.schema
 
 
-async def _responses(
+def _responses(
     target: Target, schema: LlmSchema, request: ModelInferRequest, deadline: float
 ) -> AsyncGenerator[ModelInferResponse]:
     if schema.decoupled:
-        async with aclosing(target.client.stream_infer(request, deadline)) as responses:
-            async for response in responses:
-                yield response
-        return
+        return target.client.stream_infer(request, deadline)
+    return _one_response(target, request, deadline)
+
+
+async def _one_response(
+    target: Target, request: ModelInferRequest, deadline: float
+) -> AsyncGenerator[ModelInferResponse]:
     with target.client.long_call() as line:
         yield await line.infer(request, deadline)

@@ -244,7 +244,7 @@ class Requests:
         if guide.kind == "choice":
             kind, value = "regex", "|".join(f"({re.escape(text)})" for text in _choices(guide))
         if kind is None:
-            raise InvalidValue(f"this model cannot be guided by a {guide.kind}", param="response_format")
+            raise InvalidValue(f"this model cannot be guided by a {guide.kind}", param=guide.field)
         self._put(request, GUIDE_TYPE, kind)
         if guide.kind != "json_object":
             self._put(request, GUIDE, value)
@@ -334,7 +334,7 @@ def _choices(guide: Guide) -> list[str]:
     try:
         return msgspec.json.decode(guide.value, type=list[str])
     except msgspec.MsgspecError as error:
-        raise InvalidValue(f"a choice is a list of texts: {error}", param="guided_choice") from None
+        raise InvalidValue(f"a choice is a list of texts: {error}", param=guide.field) from None
 
 
 def _stable(text: str) -> int:

@@ -79,7 +79,7 @@ def read_json(folder: Path, name: str) -> Any:
         return None
     try:
         return msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # brackets in brackets, a thousand deep
         raise ModelFileError(f"is not readable as JSON ({error}); fetch the model again", file=name) from None
 
 

@@ -17,6 +17,7 @@ IR = ("openvino_model.xml", "openvino_model.bin")
 
 _IR_TOKENIZERS = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
+_MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
@@ -118,6 +119,7 @@ def _choose_here(names: set[str]) -> set[str]:
         for name in names
         if "/" not in name and name.endswith(_SETTINGS) and not name.endswith((".bin.index.json", ".h5.index.json"))
     }
+    settings |= {name for name in names if _MORE_TEMPLATES.fullmatch(name)}
     weights = {name for name in names if _WEIGHTS.fullmatch(name)}
     if "onnx/model.onnx" in names:
         weights |= _with_external_data(names, "onnx/model.onnx")

@@ -24,7 +24,8 @@ class Decoding:
 
     `stops` end the answer's text; what is thought and what a call holds do not count, as those who set them mean the
     answer. `include_stop` shows the stop text. `stop_ids` end it too, and are never shown. `hidden_reasoning`: thoughts
-    are counted, not told. `skip_special_tokens`, `shown`, `context`: see Detokenizer.
+    are counted, not told. `most`: what is over so many tokens is left out, of a backend that counts none itself.
+    `skip_special_tokens`, `shown`, `context`: see Detokenizer.
     """
 
     gives: Gives
@@ -37,6 +38,7 @@ class Decoding:
     context: Sequence[int] = ()
     reading: Reading = field(default_factory=Reading)
     hidden_reasoning: bool = False
+    most: int | None = None
 
 
 REVISED = 256
@@ -96,12 +98,14 @@ class AnswerDecoder:
         self._how = decoding
         self._ended = False
         self._hit = False
-        self._tally = Tally(decoding.vocabulary)
+        self._tally = Tally(decoding.vocabulary, decoding.most)
         # A stop text before a call takes the call away, one behind it does not, and one around it is none.
         self._segments = Segments(decoding.reading, exact=bool(decoding.stops))
         self._stops = StopTexts(decoding.stops, include=decoding.include_stop)
         self._logprobs = LogprobQueue()
         self._shown = 0
+        # Nothing can come out but the text that goes in: most answers, for an eighth of the time.
+        self._plain = not decoding.stops and not self._segments.divided
         self._counted = decoding.gives == "ids"
         self._detokenizer = _detokenizer(decoding) if decoding.gives == "ids" else None
         self._cumulative = CumulativeText() if decoding.gives == "cumulative" else None
@@ -117,15 +121,25 @@ class AnswerDecoder:
     def push(self, piece: Piece) -> list[Chunk]:
         if self.stopped:
             return []
-        tokens, text = piece.tokens, piece.text
+        tokens, text, logprobs = piece.tokens, piece.text, piece.logprobs
         if self._detokenizer is not None:
             ids = self._before_end(piece.ids)
             tokens = len(ids) + self._ended if tokens is None else tokens
             text = self._detokenizer.push(ids)
+            if len(logprobs) == len(piece.ids):
+                logprobs = logprobs[: len(ids)]  # nor is the token shown that ended it
         elif self._cumulative is not None:
             text = self._cumulative.push(text)
         self._counted = self._counted or tokens is not None
-        self._logprobs.add(piece.logprobs)
+        if tokens is None and self._how.most is not None:
+            text = self._tally.fitting(text)
+        if logprobs:
+            self._plain = False  # some may wait for their text until a piece that has none
+        if self._plain:
+            self._tally.say(tokens, text)
+            self.stopped = self._ended
+            return [Chunk(index=self.index, text=text)] if text else []
+        self._logprobs.add(logprobs)
         segments = self._segments.push(text) if text else []
         self._tally.add(tokens, text, segments)
         chunks = self._chunks(segments)

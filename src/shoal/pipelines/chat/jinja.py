@@ -1,60 +1,167 @@
 """The Jinja that chat templates are written in: that of transformers' `apply_chat_template`, in a sandbox with bounds.
 
 A template comes with a model's files, and so from strangers: it may read what it is given and make a text of it,
-nothing else. Its loops, and whatever it puts together, have bounds.
+nothing else. What one rendering takes is bounded, by the numbers in `bounds`:
+
+- Steps: each turn of a loop, each call (also of a macro by itself), filter, test and output.
+- Sizes, looked at before anything is made: sums, products and powers of texts, lists and whole numbers; widths and
+  precisions of formats, fills and indentations; replacements; what is written out, compared, sorted or hashed, where
+  all counts that a value holds twice; the rendered text.
+- Memory: of everything that is made, one after the other.
+- Time: the clock is looked at every thousand steps, and large values count as many.
+
+One operation of Python's own on a text of the largest size (to search backwards, to sort a million items) is not
+interrupted, and may take seconds. What the messages themselves take is not counted, nor the compilation of the source,
+which is as long as its file. Filters that chat templates have no use for are left out: `UNUSED`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import reduce, wraps
+from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, TemplateRuntimeError, nodes, pass_context
+from jinja2 import Environment, Template, TemplateError, TemplateRuntimeError, nodes, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import _PassArg
 from jinja2.visitor import NodeTransformer
 
-MOST_STEPS = 1_000_000
-"""Turns of all loops of one rendering."""
-MOST_CHARS = 1 << 26
-"""Characters of one rendering, and of any text that is built up within it."""
-_STEPS = "_steps"
+from shoal.pipelines.chat import bounds
+
+UNUSED = ("filesizeformat", "forceescape", "pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+_SHALLOW = frozenset(
+    "attr batch count d default first items last length list map random reject rejectattr reverse select selectattr"
+    " slice".split()
+)
+"""Filters that only look at the outside of a value."""
+_PLAIN_TESTS = frozenset(
+    "boolean callable defined divisibleby escaped even false filter float integer iterable lower mapping none number"
+    " odd sameas sequence string test true undefined upper".split()
+)
+_EACH = frozenset(
+    "batch groupby list map max min reject rejectattr select selectattr slice sort sum title unique urlencode wordcount".split()
+)
+"""Filters that go through a text letter by letter, at Python's own speed."""
+_SMALL = 16
+"""Items of a list in the source whose memory nobody counts: there are only so many steps."""
+_MOST_INDENT = 16
+_MOST_FORM = 1_000
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """A sandbox whose loops are counted and whose sums and products have a largest size."""
+    """A sandbox in which everything that can be repeated or can grow is counted first."""
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and _size(left) + _size(right) > MOST_CHARS:
-            raise SecurityError("a sum in the template is too large")
-        if operator == "*" and (_size(left) * _number(right) > MOST_CHARS or _size(right) * _number(left) > MOST_CHARS):
-            raise SecurityError("a product in the template is too large")
-        if operator == "**" and (_number(left) > 1 << 20 or _number(right) > 64):
-            raise SecurityError("a power in the template is too large")
-        return super().call_binop(context, operator, left, right)
+        if operator == "+":
+            bounds.summed(left, right)
+        elif operator == "*":
+            bounds.multiplied(left, right)
+        elif operator == "**":
+            bounds.raised(left, right)
+        elif isinstance(left, str | bytes):
+            bounds.percent(left, right)
+        return bounds.charged(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805  # as Jinja's
+        bounds.spend()
+        if isinstance(__obj, LoopContext):
+            args = (*map(bounds.counted, args[:1]), *args[1:])
+        elif isinstance(__obj, BuiltinMethodType | MethodType):
+            if __obj.__name__ == "join" and args and not isinstance(args[0], str | bytes | Mapping):
+                args = (list(bounds.counted(args[0])), *args[1:])
+            bounds.method(__obj.__self__, __obj.__name__, (*args, *kwargs.values()))
+        return bounds.charged(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, bounds.measured(argument) if isinstance(argument, tuple) else argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja's own formatter, with bounds."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, form = value.__self__, _Formatter(self)
+
+        @wraps(value)
+        def call(*args: Any, **kwargs: Any) -> str:
+            given = args[0] if value.__name__ == "format_map" else kwargs
+            return str(form.vformat(text, () if value.__name__ == "format_map" else args, given))
+
+        return call
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
         return tree
 
 
+class _Formatter(SandboxedFormatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        for digits in "".join(letter if letter.isdecimal() else " " for letter in format_spec).split():
+            bounds.narrow(int(digits[:8]))
+        return str(bounds.charged(super().format_field(bounds.measured(value), format_spec)))
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return bounds.charged(super().convert_field(bounds.measured(value) if conversion else value, conversion))
+
+
 class _Bounds(NodeTransformer):
-    """Puts the filters below around what a loop runs over, and in the place of `~`."""
+    """Puts the filters below around what a loop runs over, what is compared, and what is made without a call."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
+        written = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
+        node.iter = _filtered(node.iter, "_counted", nodes.Const(written, lineno=node.lineno))
         return self.generic_visit(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        return self.generic_visit(nodes.Filter(parts, "_joined", [], [], None, None, lineno=node.lineno))
+        return self.generic_visit(_filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined"))
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        if len(sides) > 2 or not any(map(_plain, sides)):
+            node.expr = _filtered(node.expr, "_measured")
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, "_measured")
+        return self.generic_visit(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        made = self.generic_visit(node)
+        return _filtered(node, "_charged") if isinstance(node.arg, nodes.Slice) else made
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _filtered(pair.key, "_measured")
+        return self._literal(node)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        return self._literal(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._literal(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def _literal(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_charged") if len(node.items) > _SMALL else node
+
+
+def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Expr:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _plain(node: nodes.Expr) -> bool:
+    """To compare with it takes no time, whatever the other side is."""
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return all(map(_plain, node.items))
+    return isinstance(node, nodes.Const)
 
 
 class _Generation(Extension):
@@ -68,11 +175,24 @@ class _Generation(Extension):
 
 
 def environment() -> Environment:
-    """Names and filters that chat templates count on."""
-    made = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation])
-    made.filters["tojson"] = _to_json
-    made.filters["_counted"] = _counted
-    made.filters["_joined"] = _joined
+    """Names and filters that chat templates count on. What it compiles is to be compiled within a budget, as constant
+    parts are worked out then."""
+    made = Bounded(
+        trim_blocks=True, lstrip_blocks=True, finalize=_written, extensions=[LoopControlExtension, _Generation]
+    )
+    for name in UNUSED:
+        del made.filters[name]
+    made.filters |= {"tojson": _to_json, "join": _join, "sum": _sum}
+    made.filters = {name: _bounded(name, filter, _CHECKS.get(name)) for name, filter in made.filters.items()}
+    made.tests = {
+        name: test if name in _PLAIN_TESTS else _bounded(name, test, None) for name, test in made.tests.items()
+    }
+    made.filters["_counted"] = bounds.counted
+    made.filters["_joined"] = bounds.joined
+    made.filters["_measured"] = bounds.measured
+    made.filters["_charged"] = bounds.charged
+    del made.globals["lipsum"]
+    made.globals["dict"] = _dict
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = _now
     return made
@@ -83,11 +203,12 @@ def render(template: Template, variables: dict[str, Any]) -> str:
     told: list[str] = []
     size = 0
     try:
-        for part in template.generate({**variables, _STEPS: [0]}):
-            size += len(part)
-            if size > MOST_CHARS:
-                raise SecurityError(f"the rendered text has more than {MOST_CHARS} characters")
-            told.append(part)
+        with bounds.budget():
+            for part in template.generate(variables):
+                size += len(part)
+                if size > bounds.MOST_CHARS:
+                    raise SecurityError(f"the rendered text has more than {bounds.MOST_CHARS} characters")
+                told.append(part)
     except TemplateError:
         raise
     except Exception as error:  # a template is a program of its own, and may fail with anything that Python raises
@@ -95,45 +216,119 @@ def render(template: Template, variables: dict[str, Any]) -> str:
     return "".join(told)
 
 
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    steps = context[_STEPS]
-    for item in items:
-        steps[0] += 1
-        if steps[0] > MOST_STEPS:
-            raise SecurityError(f"the template's loops turn more than {MOST_STEPS} times")
-        yield item
+def _written(value: Any) -> Any:
+    """What an output shows, before it is made a text of."""
+    if isinstance(value, str):
+        bounds.charge(len(value))
+    elif isinstance(value, bounds.NESTING):
+        bounds.charge(bounds.size(value))
+    else:
+        bounds.spend()
+    return value
 
 
-def _joined(parts: Iterable[Any]) -> str:
-    texts = [str(part) for part in parts]
-    if sum(map(len, texts)) > MOST_CHARS:
-        raise SecurityError("a text in the template is too large")
-    return "".join(texts)
+def _bounded(name: str, func: Callable[..., Any], check: Callable[..., None] | None) -> Callable[..., Any]:
+    """A filter or test that is a step, looks at what it is given, and is charged what it makes."""
+    own = 0 if _PassArg.from_obj(func) is None else 1
+    deep = name not in _SHALLOW
+
+    @wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bounds.spend()
+        given = args[own:]
+        for each in (*given, *kwargs.values()) if kwargs else given:
+            if isinstance(each, bounds.NESTING):
+                if deep:
+                    bounds.measured(each)
+            elif isinstance(each, str | bytes) and name in _EACH:
+                bounds.few(len(each))
+        if check is not None:
+            check(*given, **kwargs)
+        made = func(*args, **kwargs)
+        return made if given and made is given[0] else bounds.charged(made)
+
+    return call
 
 
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+def _check_center(value: Any, width: Any = 80) -> None:
+    bounds.narrow(width)
 
 
-def _number(value: Any) -> int:
-    return abs(value) if isinstance(value, int) else 0
+def _check_format(value: Any, *args: Any, **kwargs: Any) -> None:
+    bounds.percent(str(value), kwargs or args)
+
+
+def _check_indent(s: Any, width: Any = 4, first: Any = False, blank: Any = False) -> None:
+    bounds.indented(s, width)
+
+
+def _check_parts(value: Any, number: Any = 0, fill_with: Any = None, **named: Any) -> None:
+    for each in (number, *named.values()):
+        bounds.narrow(each)
+
+
+def _check_replace(s: Any, old: Any, new: Any, count: Any = None) -> None:
+    bounds.replaced(str(s), str(old), str(new))
+
+
+def _check_round(value: Any, precision: Any = 0, method: Any = "common") -> None:
+    bounds.narrow(precision, 64)
+
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    "center": _check_center,
+    "format": _check_format,
+    "indent": _check_indent,
+    "batch": _check_parts,
+    "slice": _check_parts,
+    "replace": _check_replace,
+    "round": _check_round,
+}
+
+
+@pass_environment
+def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return bounds.joined(items, str(d))
+
+
+@pass_environment
+def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    items = iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable)
+    return reduce(_added, bounds.counted(items), start)
+
+
+def _added(left: Any, right: Any) -> Any:
+    bounds.summed(left, right)
+    return bounds.charged(left + right)
 
 
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
+    indent: int | str | None = None,
+    separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter of this name writes HTML entities and sorts keys."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    bounds.narrow(len(indent) if isinstance(indent, str) else indent, _MOST_INDENT)
+    for each in separators or ():
+        bounds.narrow(len(each), _MOST_INDENT)
+    given = (separators[0], separators[1]) if separators else None
+    bounds.size(value)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
 
 
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*map(bounds.measured, args), **kwargs)
+
+
+def _raise(message: Any) -> NoReturn:
+    raise TemplateError(str(bounds.measured(message)))
 
 
 def _now(form: str) -> str:
+    bounds.narrow(len(form), _MOST_FORM)
+    if any(len(digits) > 2 for digits in "".join(each if each.isdecimal() else " " for each in form).split()):
+        raise SecurityError("a width in the template is too large: a date has two digits of it at most")
     return datetime.now().strftime(form)

@@ -33,13 +33,15 @@ class ChatOptions:
     """What the operator sets. `tool_parser` "auto": as the template tells; None: calls stay in the text. `reasoning`
     "think": tell apart what stands in <think>. `context_tokens`: prompt and answer together, None where not known.
     `truncation` "oldest": leave out a long conversation's oldest turns. `answer_tokens`: an answer's length where the
-    request does not say; 0: whatever there is room for."""
+    request does not say; 0: whatever there is room for. `cuts`: the backend cannot be told how long an answer may be,
+    so that what is too much of it is left out here."""
 
     tool_parser: ParserKind | Literal["auto"] | None = "auto"
     reasoning: Literal["none", "think"] = "none"
     context_tokens: int | None = None
     truncation: Literal["none", "oldest"] = "none"
     answer_tokens: int = 0
+    cuts: bool = False
 
 
 class TextChatPipeline:
@@ -65,6 +67,18 @@ class TextChatPipeline:
         if kind == "auto":
             kind = self.tools_template.parser if self.tools_template else None
         self.tool_parser: ParserKind | None = kind
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What is worth knowing of it: whether and how it does tools and thoughts, and its template."""
+        made: dict[str, Any] = {"thinking": self.options.reasoning == "think", "tools": False}
+        if self.template is not None and self.tools_template is not None:
+            explicit = self.options.tool_parser not in ("auto", None)
+            made["tools"] = self.tool_parser is not None and (self.tools_template.mentions_tools or explicit)
+            made["chat_template"] = self.template.source
+        if made["tools"]:
+            made["tool_call_parser"] = self.tool_parser
+        return made
 
     def check(self, task: Generate) -> None:
         for item in task.prompts:
@@ -98,6 +112,7 @@ class TextChatPipeline:
                 context=(prompt.ids or ()) if goes_on else (),
                 reading=self._reading(task, prompt),
                 hidden_reasoning=not task.include_reasoning,
+                most=sampling.max_tokens if self.options.cuts else None,
             ),
         )
 

@@ -38,6 +38,16 @@ class TextCount:
             self._settled += self._vocabulary.count(self._text[:at])
             self._text = self._text[at:]
 
+    def fitting(self, text: str, most: int) -> str:
+        """The beginning of a text that can be added without more than `most` tokens in all."""
+        if self._vocabulary is None:
+            octets = text.encode("utf-8", "surrogatepass")
+            room = max(0, most * BYTES_PER_TOKEN - self._octets)
+            return text if len(octets) <= room else octets[:room].decode("utf-8", "ignore")
+        whole = self._text + text
+        end = self._vocabulary.beginning(whole, max(0, most - self._settled))
+        return text if end is None else whole[len(self._text) : end]
+
     @property
     def value(self) -> int:
         if self._known is None:
@@ -51,7 +61,9 @@ class TextCount:
 class Tally:
     """Counts as the backend does where it tells, by ids where it gives those, else by the text."""
 
-    def __init__(self, vocabulary: Vocabulary | None) -> None:
+    def __init__(self, vocabulary: Vocabulary | None, most: int | None = None) -> None:
+        self._most = most
+        self._full = False
         self._told = 0
         self._thought = 0
         self._waiting = 0
@@ -60,11 +72,28 @@ class Tally:
 
     @property
     def tokens(self) -> int:
+        if self._full and self._most is not None:
+            return self._most
         return self._told + self._text.value
+
+    def fitting(self, text: str) -> str:
+        """A piece that nobody counted, without what is over `most` tokens; if anything was, there are just so many."""
+        if self._most is None:
+            return text
+        kept = "" if self._full else self._text.fitting(text, self._most)
+        self._full = self._full or len(kept) < len(text)
+        return kept
 
     @property
     def reasoning_tokens(self) -> int:
         return min(self._thought + self._thoughts.value, self.tokens)
+
+    def say(self, tokens: int | None, text: str) -> None:
+        """A piece of an answer that has no thoughts, as `add` counts it."""
+        if tokens is None:
+            self._text.add(text)
+        else:
+            self._told += tokens
 
     def add(self, tokens: int | None, text: str, segments: Sequence[Segment]) -> None:
         """A piece: its tokens (None: nobody counted them), its text, and what came out. What nothing came out of yet

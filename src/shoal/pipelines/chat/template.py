@@ -14,7 +14,7 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from msgspec import structs
 
 from shoal.errors import ConfigError, InvalidValue
-from shoal.pipelines.chat import jinja
+from shoal.pipelines.chat import bounds, jinja
 from shoal.pipelines.chat.messages import Form, as_dicts, text_of, tools_as_dicts
 from shoal.pipelines.chat.tools import ParserKind, detect
 from shoal.types import Message, Part, Tool, ToolCall
@@ -39,8 +39,9 @@ class ChatTemplate:
         self._special = dict(special_tokens or {})
         made = jinja.environment()
         try:
-            tree = made.parse(source)
-            self._template = made.from_string(source)
+            with bounds.budget():
+                tree = made.parse(source)
+                self._template = made.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
         except (TemplateError, SyntaxError, RecursionError) as error:  # the last two: too much is nested

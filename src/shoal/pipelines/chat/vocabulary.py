@@ -105,6 +105,14 @@ class Vocabulary:
         """How many tokens a text has, without any around it."""
         return len(self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
+    def beginning(self, text: str, number: int) -> int | None:
+        """Where the token of that number, counted from 0, begins in a text, and before it the letter that it is a part
+        of. None: there are not so many."""
+        if len(text.encode("utf-8", "surrogatepass")) <= number:
+            return None  # a token has a byte at least
+        offsets = self.raw.encode_batch([text], add_special_tokens=False)[0].offsets
+        return offsets[number][0] if number < len(offsets) else None
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; what is no token is left out. Half a character becomes U+FFFD."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)

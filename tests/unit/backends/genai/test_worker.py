@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from shoal.backends.genai.messages import (
     GenaiOptions,
     Open,
     Opened,
+    Ping,
     Produced,
     Refused,
     Start,
@@ -282,6 +285,18 @@ class TestProcess:
         assert made(told, 1) == ([5], 2, "stop")
         assert codes == [0]
 
+    def test_every_turn_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A ping, a Cancel of what is over and a step without a word are answered by an empty list."""
+        ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[], [STOP]]})))
+        with ours:
+            self.hear(ours)
+            for message in (Ping(), Cancel(id=9), start(1, 1)):
+                ours.sendall(frame(message))
+                assert produced(self.hear(ours)) == []
+            assert [each.finish for each in produced(self.hear(ours))] == ["stop"]
+        thread.join(10)
+        assert codes == [0]
+
     def test_a_step_that_fails(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         """All answers fail and the process ends: no later step would succeed."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [6], [7]]}, fails=2)))
@@ -321,6 +336,21 @@ class TestProcess:
             line.pending()
         with pytest.raises(Gone):
             line.tell(frame([Produced(id=1)]) * 100_000)
+
+
+def test_a_socket_with_a_high_number() -> None:
+    """Descriptors above 1023, which select() does not know."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (-1, resource.RLIM_INFINITY) and hard < 2000:
+        pytest.skip("this system allows no 2000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)) as high:
+        line = Line(high)
+        assert line.pending() == []
+        ours.sendall(frame(Cancel(id=5)))
+        assert line.pending() == [Cancel(id=5)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nothing_is_sent_to_anybody() -> None:

@@ -20,8 +20,12 @@ HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 
-def runner_of(*servers: FakeUpstream, options: UpstreamOptions | None = None, **adapters: str) -> UpstreamRunner:
-    replicas = [Replica(Client(server.base, connect_timeout_s=2.0), "up/model", adapters) for server in servers]
+def runner_of(
+    *servers: FakeUpstream, options: UpstreamOptions | None = None, key: str | None = None, **adapters: str
+) -> UpstreamRunner:
+    replicas = [
+        Replica(Client(server.base, key=key, connect_timeout_s=2.0), "up/model", adapters) for server in servers
+    ]
     return UpstreamRunner(Fleet(replicas), FACTS, options)
 
 

@@ -8,9 +8,12 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.backends.openai.answers import AnswerReader, usage_in
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.wire import MAX_COUNT
 from shoal.errors import EngineFailed, TransportFailed, UpstreamRefused
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 from tests.fakes.openai_server import DONE, FakeUpstream, Script, answer, event, stream
@@ -221,7 +224,28 @@ class TestUsage:
             ({"choices": [{"delta": {"content": '"usage"'}}]}, None),
             ([], None),
             ({"usage": "x"}, None),
+            ({"usage": {"prompt_tokens": 10**400, "completion_tokens": -7}}, Usage(prompt_tokens=MAX_COUNT)),
+            (
+                {"usage": {"prompt_tokens": 1e300, "completion_tokens": 3.0}},
+                Usage(prompt_tokens=MAX_COUNT, completion_tokens=3),
+            ),
+            ({"usage": {"prompt_tokens": True, "completion_tokens": "9"}}, Usage()),
+            ({"usage": {"prompt_tokens_details": {"cached_tokens": -1}}}, Usage()),
         ],
     )
     def test_of_every_shape(self, body: Any, usage: Usage | None) -> None:
         assert usage_in(json.dumps(body).encode()) == usage
+
+    @given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.none()))
+    def test_counts_are_counts(self, told: Any) -> None:
+        body = {"usage": {"prompt_tokens": told, "completion_tokens_details": {"reasoning_tokens": told}}}
+        usage = usage_in(json.dumps(body).encode())
+        assert usage is not None
+        assert 0 <= usage.prompt_tokens <= MAX_COUNT
+        assert usage.reasoning_tokens == usage.prompt_tokens
+
+    def test_what_nests_too_deep_counts_nothing(self) -> None:
+        deep = b"[" * 5000 + b"]" * 5000
+        assert usage_in(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
+        with pytest.raises(EngineFailed, match="not one of OpenAI's API"):
+            list(AnswerReader().read(b'{"choices":' + deep + b"}"))

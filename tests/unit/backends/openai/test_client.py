@@ -12,7 +12,7 @@ from shoal.backends.openai import client as client_module
 from shoal.backends.openai.client import Client
 from shoal.backends.openai.errors import Unreached
 from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed, ShoalError, TransportFailed
-from tests.fakes.openai_server import Exchange, FakeUpstream, answer
+from tests.fakes.openai_server import Exchange, FakeUpstream, Script, answer
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -221,14 +221,58 @@ class TestGivenUp:
             await task
         assert isinstance(caught.value, TransportFailed)
 
-    async def test_the_end_of_an_answer_is_not_waited_for_long(
-        self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+
+async def chatters(exchange: Exchange) -> None:
+    """More and more comes, as fast as it is read, until the caller is gone."""
+    await exchange.head()
+    await exchange.piece(b"{")
+    while not exchange.request.gone.is_set():
+        await exchange.piece(b": still here\n\n")
+        await asyncio.sleep(0)
+
+
+class TestTheEndOfAnAnswer:
+    @pytest.mark.parametrize("script", [half, chatters])
+    async def test_is_not_waited_for_by_the_caller(
+        self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch, script: Script
     ) -> None:
-        """The caller has what it wanted; only the connection cannot be used again."""
+        """The caller has what it wanted; only the connection cannot be used again, whatever else comes on it."""
         monkeypatch.setattr(client_module, "END_S", 0.02)
-        server.on("/x", half)
+        server.on("/x", script)
         async with client.opened("POST", "/x", deadline=soon()) as response:
-            assert await anext(response.pieces()) == b"{"
-            await response.ended()
+            assert (await anext(response.pieces())).startswith(b"{")
+            response.finish()
+        assert not server.requests[0].gone.is_set()
         async with asyncio.timeout(1.0):
             await server.requests[0].gone.wait()
+
+    async def test_closing_does_not_wait_for_it_either(
+        self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client_module, "END_S", 60.0)
+        server.on("/x", half)
+        async with client.opened("POST", "/x", deadline=soon()) as response:
+            await anext(response.pieces())
+            response.finish()
+        async with asyncio.timeout(1.0):
+            await client.aclose()
+            await server.requests[0].gone.wait()
+
+    async def test_gives_the_connection_back(self, server: FakeUpstream, client: Client) -> None:
+        go = asyncio.Event()
+
+        async def late(exchange: Exchange) -> None:
+            await exchange.head()
+            await exchange.piece(b"{}")
+            await go.wait()
+            await exchange.end()
+
+        server.on("/x", late)
+        async with client.opened("POST", "/x", deadline=soon()) as response:
+            await anext(response.pieces())
+            response.finish()
+        (ending,) = client._ending
+        go.set()
+        await ending
+        await client.get("/models", soon())
+        assert server.connections == 1

@@ -134,6 +134,15 @@ class TestBatches:
         assert outputs["token_count"].tolist() == [[3], [6]]
         assert engine.counted
 
+    @pytest.mark.parametrize(("told", "tokens"), [(10**30, 2**53), (10**400, 2**53), (-9, 2)])
+    async def test_counts_that_are_none(
+        self, server: FakeUpstream, engine: UpstreamEngine, told: int, tokens: int
+    ) -> None:
+        """Neither do they fail, nor are they below nothing; no count at all is guessed."""
+        server.on("/embeddings", answer(rows([1.0], usage={"prompt_tokens": told})))
+        outputs = await engine.infer(batch("a" * 10), ["token_count"], {}, time.monotonic() + 10)
+        assert outputs["token_count"].tolist() == [[tokens]]
+
     async def test_tokens_that_nobody_counts_are_guessed(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         server.usage = False
         outputs = await engine.infer(batch("a" * 10, ""), ["token_count"], {}, time.monotonic() + 10)
@@ -189,6 +198,8 @@ class TestAnswersThatAreNone:
             rows(["x"], ["y"]),
             {"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]},
             {"data": [{"index": -1, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]},
+            b'{"data":' + b"[" * 5000 + b"]" * 5000 + b"}",
+            b'{"data":[{"embedding":' + b"[" * 5000 + b"]" * 5000 + b"}]}",
         ],
     )
     async def test_are_the_servers_fault(self, server: FakeUpstream, engine: UpstreamEngine, body: Any) -> None:
@@ -201,6 +212,8 @@ class TestAnswersThatAreNone:
     async def test_not_finite_numbers_are_for_the_pipeline(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         server.on("/embeddings", answer(rows(encoded(float("nan"), 1.0))))
         assert np.isnan((await ask(engine, "a"))[0, 0])
+        server.on("/embeddings", answer(rows([1e300, 1.0], [2.0, 1.0])))
+        assert np.isinf(await ask(engine, "a", "b")).tolist() == [[True, False], [False, False]]
 
 
 class TestFailures:
@@ -221,6 +234,16 @@ class TestFailures:
         with pytest.raises(kind):
             await ask(engine, "a")
         assert engine.ready() is ready
+
+    async def test_a_refusal_that_quotes_the_key(self, server: FakeUpstream, door: Door) -> None:
+        client = Client(server.base, key="sk-SECRET")
+        engine = UpstreamEngine(client, "up/model", "emb-0", admit=door, serving=True)
+        server.on("/embeddings", answer({"error": {"message": "auth Bearer sk-SECRET"}}, 400))
+        with pytest.raises(InputRejected) as caught:
+            await ask(engine, "a")
+        assert "SECRET" not in caught.value.message
+        await engine.aclose()
+        await client.aclose()
 
     async def test_the_deadline(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         server.on("/embeddings", Exchange.left)

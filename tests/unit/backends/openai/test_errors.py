@@ -10,9 +10,12 @@ import aiohttp
 import pytest
 
 from shoal.backends.openai.errors import (
+    LONGEST_WORDS,
     Answer,
     Unreached,
     engine_error,
+    failed,
+    failure,
     is_json,
     lacks_model,
     lacks_route,
@@ -62,6 +65,13 @@ class TestWords:
     )
     def test_of_every_shape(self, body: Any, words: str) -> None:
         assert told(400, body).words == words
+
+    @pytest.mark.parametrize("depth", [900, 3000])
+    def test_what_nests_too_deep_has_few(self, depth: int) -> None:
+        """It is no JSON that anybody could read, and no failure of the one who looks at it."""
+        answer = told(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
+        assert len(answer.words) <= LONGEST_WORDS
+        assert answer.json is (depth < 1000)
 
     def test_a_page_has_none(self) -> None:
         assert told(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").words == ""
@@ -139,6 +149,49 @@ class TestGeneration:
         error = refusal(told(status), WHERE)
         assert type(error) is EngineFailed
         assert words in error.message
+
+
+class TestTheKey:
+    SAID = b'{"error":{"message":"the model x does not exist for sk-SECRET-1"}}'
+
+    def test_stays_here(self) -> None:
+        answer = Answer(404, {}, self.SAID, key=b"sk-SECRET-1")
+        error = refusal(answer, WHERE)
+        assert isinstance(error, UpstreamRefused)
+        assert (error.status, json.loads(error.body)["error"]["type"]) == (404, "upstream_error")
+        assert "SECRET" not in error.body.decode() + error.message
+        assert lacks_model(answer)
+
+    def test_a_name_that_a_server_asks_for_is_none(self) -> None:
+        error = refusal(Answer(404, {}, self.SAID, key=b"model"), WHERE)
+        assert isinstance(error, UpstreamRefused)
+        assert error.body == self.SAID
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [
+            ("boom", 500),
+            ({"message": "boom"}, 500),
+            ({"message": "boom", "code": 429}, 429),
+            ({"message": "boom", "code": 200}, 500),
+            ({"message": "boom", "code": 401}, 500),
+            ({"message": "boom", "code": "rate_limit"}, 500),
+        ],
+    )
+    def test_statuses(self, error: Any, status: int) -> None:
+        body = json.dumps({"error": error}).encode()
+        found = failure(body)
+        assert (found.status, found.body) == (status, body)
+        assert "boom" in found.message
+        assert failed(body) is not None
+
+    @pytest.mark.parametrize(
+        "body", [b'{"error":null}', b'{"choices":[]}', b'["error"]', b'{"error"', b'{"a":"error"}']
+    )
+    def test_none(self, body: bytes) -> None:
+        assert failed(body) is None
 
 
 class TestEmbeddings:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,9 +13,10 @@ import pytest
 from shoal.backends.openai import replicas as replicas_module
 from shoal.backends.openai.client import Client
 from shoal.backends.openai.errors import Unreached
-from shoal.backends.openai.replicas import LONGEST_PAUSE_S, MAX_FAILURES, Fleet, Replica, look
-from shoal.errors import EngineFailed, TransportFailed, Unavailable, UpstreamRefused
-from tests.fakes.openai_server import Exchange, FakeUpstream, answer, stream
+from shoal.backends.openai.replicas import LONGEST_PAUSE_S, MAX_FAILURES, Attempt, Fleet, Replica, look
+from shoal.backends.openai.runner import UpstreamOptions
+from shoal.errors import DeadlineExceeded, EngineFailed, InvalidValue, TransportFailed, Unavailable, UpstreamRefused
+from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, stream
 from tests.unit.backends.openai.kit import asked, chunks_of, delta, passed_on, runner_of, streaming
 
 
@@ -22,6 +26,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def busy(replica: Replica) -> Attempt:
+    return Attempt(replica, since=0.0, first_s=60.0, deadline=math.inf)
 
 
 @pytest.fixture
@@ -40,13 +48,24 @@ async def fleet(clock: Clock) -> AsyncIterator[Fleet]:
 class TestPicking:
     async def test_the_least_busy(self, fleet: Fleet) -> None:
         one, two, three = fleet.replicas
-        with one.busy(), two.busy(), two.busy():
+        with busy(one), busy(two), busy(two):
             assert fleet.pick() is three
             assert fleet.pick([three]) is one
         assert [replica.in_flight for replica in fleet.replicas] == [0, 0, 0]
 
     async def test_equals_take_turns(self, fleet: Fleet) -> None:
-        assert {id(fleet.pick()) for _ in range(3)} == {id(replica) for replica in fleet.replicas}
+        one, two, three = fleet.replicas
+        assert [fleet.pick() for _ in range(6)] == [one, two, three] * 2
+
+    async def test_turns_are_kept_when_another_is_tried(self, fleet: Fleet) -> None:
+        """Two picks a request must not make the first of them always the same."""
+        one, two, three = fleet.replicas
+        with busy(three):
+            first = [fleet.pick(), fleet.pick([one])]
+            assert first == [one, two]
+            assert [fleet.pick(), fleet.pick([one])] == [one, two]
+            assert fleet.pick([two]) is one
+            assert fleet.pick() is two
 
     async def test_all_were_tried(self, fleet: Fleet) -> None:
         with pytest.raises(Unavailable, match="no server of the model"):
@@ -61,10 +80,12 @@ class TestPicking:
             assert not one.usable(clock.now + pause - 0.01)
             clock.now += pause
             assert one.usable(clock.now)
-        with one.busy():
+        with busy(one):
             assert not one.usable(clock.now)
+            one.answered()
+            assert one.usable(clock.now)
         one.succeeded()
-        with one.busy():
+        with busy(one):
             assert one.usable(clock.now)
         one.failed(clock.now, gone=True)
         assert one.usable(clock.now + 1.0)
@@ -99,8 +120,72 @@ class TestPicking:
         for replica in fleet.replicas:
             replica.failed(clock.now, gone=True)
         assert not fleet.others([])
-        with fleet.replicas[0].busy(), fleet.replicas[1].busy():
+        with busy(fleet.replicas[0]), busy(fleet.replicas[1]):
             assert fleet.pick() is fleet.replicas[2]
+
+
+def end(error: BaseException | None, *, waited_s: float = 0.0, first_s: float = 60.0, heard: bool = False) -> Replica:
+    """The books of a replica after one request that ended so."""
+    replica = Replica(Client("http://127.0.0.1:1"), "m")
+    now = time.monotonic()
+    attempt = Attempt(replica, since=now - waited_s, first_s=first_s, deadline=now + 600.0)
+    with contextlib.suppress(BaseException), attempt:
+        if heard:
+            attempt.heard()
+        if error is not None:
+            raise error
+    assert replica.in_flight == 0
+    return replica
+
+
+class TestAttempts:
+    """How a request ends, and what that says of the replica."""
+
+    @pytest.mark.parametrize(
+        ("error", "waited_s", "first_s"),
+        [
+            (asyncio.CancelledError(), 60.0, 60.0),
+            (DeadlineExceeded("late"), 60.0, 60.0),
+            (asyncio.CancelledError(), 59.0, 60.0),
+        ],
+    )
+    async def test_silence_needs_no_second_witness(self, error: BaseException, waited_s: float, first_s: float) -> None:
+        replica = end(error, waited_s=waited_s, first_s=first_s)
+        assert (replica.failures, replica.doubtful) == (1, True)
+        assert not replica.usable(time.monotonic())
+
+    @pytest.mark.parametrize(
+        ("error", "heard", "failures"),
+        [
+            (None, False, 0),
+            (asyncio.CancelledError(), False, 0),
+            (asyncio.CancelledError(), True, 0),
+            (DeadlineExceeded("late"), False, 1),
+            (DeadlineExceeded("late"), True, 0),
+            (TransportFailed("broke"), True, 1),
+            (EngineFailed("no answer"), True, 1),
+            (UpstreamRefused("boom", status=500), True, 1),
+            (UpstreamRefused("too long", status=400), True, 0),
+            (InvalidValue("no such adapter"), False, 0),
+        ],
+    )
+    async def test_others(self, error: BaseException | None, heard: bool, failures: int) -> None:
+        replica = end(error, waited_s=10.0, heard=heard)
+        assert replica.failures == failures
+        assert replica.usable(time.monotonic())
+
+    async def test_a_whole_answer_may_take_its_time(self) -> None:
+        """A cancellation is the client's, unless the request's time is up."""
+        assert end(asyncio.CancelledError(), waited_s=500.0, first_s=math.inf).failures == 0
+        replica = end(asyncio.CancelledError(), waited_s=500.0, first_s=60.0, heard=True)
+        assert replica.failures == 0
+
+    async def test_a_cancellation_at_the_deadline(self) -> None:
+        replica = Replica(Client("http://127.0.0.1:1"), "m")
+        attempt = Attempt(replica, since=time.monotonic(), first_s=math.inf, deadline=time.monotonic())
+        with pytest.raises(asyncio.CancelledError), attempt:
+            raise asyncio.CancelledError
+        assert (replica.failures, replica.doubtful) == (1, False)
 
 
 @pytest.fixture
@@ -161,6 +246,32 @@ class TestFailingOver:
         assert sum(replica.failures for replica in runner._fleet.replicas) == 2
         await runner.aclose()
 
+    @pytest.mark.parametrize(("first_token_timeout_s", "failures"), [(0.0, 1), (60.0, 0)])
+    @pytest.mark.parametrize("script", [Exchange.left, stream(b": ping\n\n", after=Exchange.left)])
+    async def test_a_silent_server_loses_its_share(
+        self,
+        pair: tuple[FakeUpstream, FakeUpstream],
+        script: Script,
+        first_token_timeout_s: float,
+        failures: int,
+    ) -> None:
+        """Where the wait is cut off after the time for a first piece; a client that left before is no failure."""
+        runner = runner_of(*pair, options=UpstreamOptions(first_token_timeout_s=first_token_timeout_s))
+        hung, well = runner._fleet.replicas
+        pair[0].on("/chat/completions", script)
+        pair[1].on("/chat/completions", stream(delta(finish="stop"), DONE))
+        reading = asyncio.create_task(chunks_of(runner, streaming()))
+        await pair[0].request()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert hung.failures == failures
+        for _ in range(6):
+            if failures:
+                assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine", finish="stop") + DONE
+        assert (hung.usable(time.monotonic()), well.failures) == (not failures, 0)
+        await runner.aclose()
+
     async def test_streams_are_spread(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
         runner = runner_of(*pair)
         for server in pair:
@@ -214,6 +325,28 @@ class TestWatching:
             assert len(server.requests) >= 3
             server.on("/models", answer({}, 404))
             await until(fleet, ready=True)
+            await runner.aclose()
+
+    async def test_a_bug_does_not_end_the_watch(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with FakeUpstream() as server:
+            runner = runner_of(server)
+            await server.stop()
+            looks = 0
+
+            async def fails(client: Client) -> None:
+                nonlocal looks
+                looks += 1
+                if looks < 3:
+                    raise ValueError("bug")
+                await look(client)
+
+            monkeypatch.setattr(replicas_module, "look", fails)
+            runner._fleet.start()
+            await until(runner._fleet, ready=False)
+            assert looks >= 3
+            assert "in an unforeseen way" in caplog.text
             await runner.aclose()
 
     async def test_a_look_costs_no_token(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.backends.openai import runner as runner_module
+from shoal.backends.openai.replicas import MAX_FAILURES
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.errors import (
     DeadlineExceeded,
@@ -25,7 +27,7 @@ from shoal.errors import (
     Unsupported,
     UpstreamRefused,
 )
-from shoal.types import Embed, Usage
+from shoal.types import Chunk, Embed, Generate, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
     HEAD,
@@ -40,6 +42,18 @@ from tests.unit.backends.openai.kit import (
     streaming,
     typed,
 )
+
+RESPONSE = {"model": "mine", "stream": True}
+
+
+async def broken(runner: UpstreamRunner, task: Generate) -> tuple[list[Chunk], ShoalError]:
+    """What came before the error, and the error."""
+    got: list[Chunk] = []
+    with pytest.raises(ShoalError) as caught:
+        async with aclosing(runner.stream(task, context())) as chunks:
+            async for chunk in chunks:
+                got.append(chunk)  # noqa: PERF401 - what came before the error is what counts
+    return got, caught.value
 
 
 @pytest.fixture
@@ -161,6 +175,7 @@ class TestStreams:
         server.on("/chat/completions", stream(delta(), DONE))
         for _ in range(3):
             await chunks_of(runner, streaming())
+            await asyncio.gather(*runner._fleet.replicas[0].client._ending)
         assert server.connections == 1
 
     @given(
@@ -204,12 +219,12 @@ class TestStreams:
     ) -> None:
         """As vLLM does with continuous_usage_stats: the last one counts."""
         counts = [{"prompt_tokens": 5, "completion_tokens": n} for n in (1, 2, 3)]
-        events = [delta(usage=count) for count in counts]
+        events = [delta(usage=count, finish="stop") for count in counts]
         server.on("/chat/completions", stream(*events, *ends))
         chunks = await chunks_of(runner, streaming())
         assert [chunk.usage for chunk in chunks if chunk.usage] == [Usage(prompt_tokens=5, completion_tokens=3)]
         assert chunks[-1].usage is not None
-        assert passed_on(chunks) == b"".join(delta(model="mine", usage=count) for count in counts) + b"".join(ends)
+        assert passed_on(chunks) == b"".join(event.replace(b"up/model", b"mine") for event in [*events, *ends])
 
     async def test_the_responses_api(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         """No [DONE], names of events, usage in the last one."""
@@ -231,10 +246,64 @@ class TestStreams:
         server.on("/chat/completions", stream(delta() + DONE + delta("b")))
         assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine") + DONE
 
-    async def test_an_error_in_the_stream_is_passed_on(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        error = event({"error": {"message": "boom", "type": "server_error", "code": 500}})
-        server.on("/chat/completions", stream(delta(), error, DONE))
-        assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine") + error + DONE
+    @pytest.mark.parametrize("together", [True, False])
+    async def test_an_error_in_the_stream_is_raised(
+        self, server: FakeUpstream, runner: UpstreamRunner, together: bool
+    ) -> None:
+        """In the server's words, after what came before it, and it is the replica's failure."""
+        said = {"message": "boom", "type": "server_error", "code": 500}
+        events = [delta(), event({"error": said}), DONE]
+        server.on("/chat/completions", stream(*([b"".join(events)] if together else events)))
+        got, error = await broken(runner, streaming())
+        assert passed_on(got) == delta(model="mine")
+        assert isinstance(error, UpstreamRefused)
+        assert (error.status, json.loads(error.body)) == (500, {"error": said})
+        assert runner._fleet.replicas[0].failures == 1
+
+    async def test_an_error_that_is_the_clients(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/chat/completions", stream(event({"error": {"message": "too long", "code": 400}}), DONE))
+        got, error = await broken(runner, streaming())
+        assert isinstance(error, UpstreamRefused)
+        assert (got, error.status, runner._fleet.replicas[0].failures) == ([], 400, 0)
+
+    @pytest.mark.parametrize("dialect", ["openai.chat", "openai.responses"])
+    async def test_a_stream_that_ends_before_its_answer(
+        self, server: FakeUpstream, runner: UpstreamRunner, dialect: str
+    ) -> None:
+        """No [DONE], and no reason to end."""
+        for path in ("/chat/completions", "/responses"):
+            server.on(path, stream(delta(usage=USAGE)))
+        got, error = await broken(runner, asked({"model": "mine", "stream": True}, dialect=dialect))
+        assert passed_on(got) == delta(model="mine", usage=USAGE)
+        assert got[-1].usage == Usage(prompt_tokens=5, completion_tokens=2)
+        assert isinstance(error, TransportFailed)
+        assert runner._fleet.replicas[0].failures == 1
+
+    async def test_every_stream_of_a_server_breaks(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        """A first piece is no success: it is left alone in the end."""
+        server.on("/chat/completions", stream(delta()))
+        for _ in range(MAX_FAILURES):
+            await broken(runner, streaming())
+        assert not runner._fleet.replicas[0].usable(time.monotonic())
+
+    @pytest.mark.parametrize("task", [streaming(), typed(), asked(RESPONSE, dialect="openai.responses")])
+    async def test_an_answer_is_over_when_it_says_so(
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate
+    ) -> None:
+        """Whatever the server does with its connection."""
+
+        async def chatters(exchange: Exchange) -> None:
+            while not exchange.request.gone.is_set():
+                await exchange.piece(b": still here\n\n")
+                await asyncio.sleep(0)
+
+        whole = event({"type": "response.completed", "response": {"model": "up/model"}})
+        server.on("/chat/completions", stream(delta(finish="stop"), DONE, after=chatters))
+        server.on("/responses", stream(whole, after=chatters))
+        async with asyncio.timeout(0.9):  # less than END_S
+            chunks = await chunks_of(runner, task)
+        assert chunks
+        assert runner._fleet.replicas[0].in_flight == 0
 
     @pytest.mark.parametrize("how", ["ends", "breaks"])
     async def test_a_stream_that_stops_inside_of_an_event(
@@ -246,11 +315,8 @@ class TestStreams:
             await (exchange.end() if how == "ends" else exchange.cut())
 
         server.on("/chat/completions", stream(delta(), b'data: {"choi', after=ending))
-        got = []
-        with pytest.raises(TransportFailed):
-            async with aclosing(runner.stream(streaming(), context())) as chunks:
-                async for chunk in chunks:
-                    got.append(chunk)  # noqa: PERF401 - what came before the error is what counts
+        got, error = await broken(runner, streaming())
+        assert isinstance(error, TransportFailed)
         assert passed_on(got) == delta(model="mine")
 
     async def test_an_answer_that_is_no_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
@@ -287,6 +353,52 @@ class TestErrors:
         server.on("/chat/completions", answer({"error": {"message": "bad key sk-1"}}, 401))
         with pytest.raises(EngineFailed, match="upstream_api_key"):
             await chunks_of(runner, asked())
+
+    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    @pytest.mark.parametrize(
+        ("status", "body"),
+        [(400, b'{"error":{"message":"auth Bearer sk-SE/CRET"}}'), (500, b'{"error":{"message":"sk-SE\\/CRET"}}')],
+    )
+    async def test_a_refusal_that_quotes_the_key(
+        self, server: FakeUpstream, task: Generate, status: int, body: bytes
+    ) -> None:
+        """The status goes on, the words stay."""
+        runner = runner_of(server, key="sk-SE/CRET")
+        server.on("/chat/completions", answer(body, status))
+        _, error = await broken(runner, task)
+        assert isinstance(error, UpstreamRefused)
+        assert error.status == status
+        assert "stay here" in json.loads(error.body)["error"]["message"]
+        assert "CRET" not in error.message + error.body.decode()
+        await runner.aclose()
+
+    @pytest.mark.parametrize("task", [streaming(), typed()])
+    async def test_an_error_in_the_stream_that_quotes_the_key(self, server: FakeUpstream, task: Generate) -> None:
+        runner = runner_of(server, key="sk-SECRET")
+        server.on("/chat/completions", stream(delta(), event({"error": {"message": "sk-SECRET expired"}})))
+        _, error = await broken(runner, task)
+        assert isinstance(error, UpstreamRefused)
+        assert "SECRET" not in error.message + error.body.decode()
+        await runner.aclose()
+
+    @pytest.mark.parametrize("task", [asked(), typed(stream=False)])
+    async def test_an_error_of_status_200(self, server: FakeUpstream, runner: UpstreamRunner, task: Generate) -> None:
+        server.on("/chat/completions", answer({"error": {"message": "boom", "code": 429}}))
+        _, error = await broken(runner, task)
+        assert isinstance(error, UpstreamRefused)
+        assert error.status == 429
+
+    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    @pytest.mark.parametrize("status", [200, 400, 500])
+    async def test_an_error_that_nests_too_deep(
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, status: int
+    ) -> None:
+        deep = b'{"error":' + b"[" * 3000 + b"]" * 3000 + b"}"
+        server.on("/chat/completions", stream(b"data: " + deep + b"\n\n", DONE))
+        if status != 200 or not task.stream:
+            server.on("/chat/completions", answer(deep, status))
+        _, error = await broken(runner, task)
+        assert isinstance(error, EngineFailed if status == 200 else UpstreamRefused)
 
     @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
     async def test_the_deadline(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:

@@ -91,6 +91,17 @@ class TestSplitting:
         assert splitter.push(b"\ndata: b\r\n\r\n") == [b"\ndata: b\r\n\r\n"]
         assert payload(b"\ndata: b\r\n\r\n") == b"b"
 
+    @given(st.lists(st.integers(min_value=0), max_size=4))
+    def test_a_byte_order_mark_is_no_part_of_the_first_event(self, cuts: list[int]) -> None:
+        stream = b"data: a\n\ndata: \xef\xbb\xbf\n\n"
+        events, rest = split(b"\xef\xbb\xbf" + stream, cuts)
+        assert (b"".join(events), rest) == (stream, b"")
+        assert has_data(events[0])
+        assert payload(events[1]) == b"\xef\xbb\xbf"
+
+    def test_half_a_mark_is_none(self) -> None:
+        assert split(b"\xef\xbbdata: a\n\n", [1, 2]) == ([b"\xef\xbbdata: a\n\n"], b"")
+
     def test_a_crlf_is_one_line_end(self) -> None:
         splitter = EventSplitter()
         assert splitter.push(b"event: x\r\ndata: a\r\n") == []

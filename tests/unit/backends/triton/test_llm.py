@@ -121,7 +121,9 @@ async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> Non
         assert found[-1].text == "Hello world"
     else:
         assert text_of(found) == "Hello world"
-    assert [piece.finish_reason for piece in found if piece.finish_reason] == ["stop"]
+    # Where nothing tells why it ended, nor how many tokens there were, it is for others to count them.
+    reasons = [] if kind in ("old_vllm", "gpt", "text") else ["stop"]
+    assert [piece.finish_reason for piece in found if piece.finish_reason] == reasons
     assert len(found) > 2 or not (stream and generator.schema.streams)
     assert len(model.script.asked) == 1
     assert bench.triton.calls["ModelStreamInfer"] == (1 if generator.schema.decoupled else 0)

@@ -78,6 +78,23 @@ class TestDeltas:
             ("", None, None),
         ]
 
+    @pytest.mark.parametrize("typed", [False, True])
+    @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+    def test_counts_of_every_kind(self, kind: Any, typed: bool) -> None:
+        """Models differ in it: ever one number, in raw contents or typed; of several the first counts."""
+        counts: dict[str, Array] = {
+            "num_input_tokens": np.array([200], kind),
+            "num_output_tokens": np.array([3, 4], kind),
+        }
+        made = response(typed=typed, text_output=texts("a"), **counts)
+        assert answer("vllm").read(made) == Piece(text="a", tokens=3, prompt_tokens=200)
+
+    def test_counts_that_are_cut_short(self) -> None:
+        made = say("a", num_output_tokens=np.array([1], np.uint32))
+        made.raw_output_contents[1] = b"\x01\x00"
+        with pytest.raises(EngineFailed, match="takes 4 bytes, not 2"):
+            answer("vllm").read(made)
+
     def test_the_reason_comes_with_the_last_one(self) -> None:
         """Before it Python's None, as a text."""
         found = pieces(answer("vllm"), say("a", finish_reason=texts("None")), say("b", finish_reason=texts("length")))
@@ -122,6 +139,11 @@ class TestDeltas:
         with pytest.raises(EngineFailed, match="where a text belongs"):
             answer("text").read(response(text_output=np.zeros(1, np.float32)))
 
+    @pytest.mark.parametrize("numbers", [np.zeros(1, np.int32), np.ones(2, np.int32)])
+    def test_a_reason_that_is_none(self, numbers: Array) -> None:
+        with pytest.raises(EngineFailed, match="where a text belongs"):
+            answer("vllm").read(say("Hi", finish_reason=numbers))
+
     def test_broken_contents(self) -> None:
         made = say("Hello")
         made.raw_output_contents[0] = made.raw_output_contents[0][:-1]
@@ -139,6 +161,11 @@ class TestBytes:
         assert text_of(pieces(answer("ensemble"), say(b"ab\xe6\x9d"))) == "ab" + REPLACED
         last = say(b"ab\xe6\x9d", finish_reason=texts("length"))
         assert pieces(answer("vllm"), last) == [Piece(text="ab" + REPLACED, finish_reason="length")]
+
+    def test_after_a_character_in_two_responses_comes_the_rest(self) -> None:
+        data = "a東b".encode()
+        found = pieces(answer("ensemble"), say(data[:3]), say(data[3:]), say("c"), say("d東"))
+        assert [each.text for each in found] == ["a", "東b", "c", "d東", ""]
 
     def test_what_is_no_utf8_is_replaced(self) -> None:
         assert text_of(pieces(answer("ensemble"), say(b"a\xffb"))) == f"a{REPLACED}b"

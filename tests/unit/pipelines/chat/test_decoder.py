@@ -120,6 +120,23 @@ def test_a_plain_answer_comes_as_it_is(text: str, places: list[int]) -> None:
     assert run(decoder(), deltas(cut(text, places)), "length").shape == (text, "", {}, "length")
 
 
+@given(TEXTS, PLACES, st.sampled_from(["delta", "cumulative", "ids"]), st.booleans())
+def test_what_is_never_met_changes_nothing(text: str, places: list[int], gives: Gives, counted: bool) -> None:
+    """An answer that nothing can be told apart in takes a shorter way, to the same text and the same count."""
+    make = deltas if gives == "delta" else cumulative
+    given = (
+        [Piece(ids=[id]) for id in vocabulary().encode(text, special=False)]
+        if gives == "ids"
+        else make(cut(text, places))
+    )
+    if counted:
+        given = [replace(piece, tokens=2) for piece in given]
+    plain, watched = decoder(gives), decoder(gives, stops=["\0 never said \0"])
+    one, other = run(plain, given), run(watched, given)
+    assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+    assert (plain.tokens, plain.reasoning_tokens) == (watched.tokens, watched.reasoning_tokens)
+
+
 def test_what_can_be_told_is_told_at_once() -> None:
     one = decoder(stops=["\n\n"])
     assert [chunk.text for chunk in one.push(Piece(text="Hel"))] == ["Hel"]
@@ -284,6 +301,27 @@ class TestTokens:
         run(one, deltas([text]))
         assert one.tokens == expected
 
+    @given(text=st.text(alphabet="the weather in 東京 ", min_size=1), places=PLACES, most=st.integers(1, 40))
+    def test_what_is_too_much_is_left_out(self, text: str, places: list[int], most: int) -> None:
+        """Of a backend that neither counts nor can be told how long an answer may be, however it cuts its pieces."""
+        for found in (vocabulary(), None):
+            one = decoder(vocabulary=found, most=most)
+            told = run(one, deltas(cut(text, places))).text
+            assert text.startswith(told)
+            assert one.tokens == min(most, one.tokens)
+            assert one.tokens == most or told == text
+            if found is not None:
+                assert found.count(told) <= most
+
+    def test_the_first_tokens_of_a_whole_answer(self) -> None:
+        one = decoder(vocabulary=vocabulary(), most=3)
+        assert run(one, deltas(["one two three four"]), "length").text == "one two th"
+        assert one.tokens == 3
+
+    def test_what_the_backend_counts_is_never_cut(self) -> None:
+        one = decoder(most=2)
+        assert run(one, [Piece(text="one two three", tokens=3)]).text == "one two three"
+
     @pytest.mark.parametrize("gives", ["delta", "ids"])
     def test_thoughts_by_their_tokens(self, gives: Gives) -> None:
         found = vocabulary()
@@ -347,6 +385,13 @@ def told(answer: Answer) -> bytes:
 
 
 class TestLogprobs:
+    def test_the_token_that_ends_it_has_none(self) -> None:
+        """Nor where it comes in one piece with the others."""
+        ids = [*vocabulary().encode("one two", special=False), tiny_llama.IM_END]
+        one = decoder("ids", stop_ids=frozenset({tiny_llama.IM_END}))
+        answer = run(one, [Piece(ids=ids, logprobs=[logprob(token) for token in ids])])
+        assert (answer.text, told(answer)) == ("one two", b"one two")
+
     @given(text=TEXTS, places=PLACES)
     def test_every_token_is_told_with_its_text(self, text: str, places: list[int]) -> None:
         ids = vocabulary().encode(text, special=False)
@@ -364,6 +409,13 @@ class TestLogprobs:
         data = told(answer)
         assert data.startswith(answer.text.encode())
         assert not data[: -len(answer.logprobs[-1].data or b"")].startswith(answer.text.encode()) if data else True
+
+    def test_a_token_waits_for_a_text_that_comes_without_one(self) -> None:
+        """Some backends tell the probabilities of all tokens but the last."""
+        half, rest = vocabulary().encode("ü", special=False)
+        made = decoder("ids")
+        found = run(made, [Piece(ids=[half], logprobs=[logprob(half)]), Piece(ids=[rest])])
+        assert (found.text, found.logprobs) == ("ü", [logprob(half)])
 
     def test_a_token_waits_with_its_text(self) -> None:
         the, weather = vocabulary().encode(" the weather", special=False)

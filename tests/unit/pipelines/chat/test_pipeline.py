@@ -388,3 +388,20 @@ def test_references_move_with_the_schema_also_below_names_that_look_like_keyword
     moved = json.loads(guide.value)["properties"]["arguments"]["properties"]
     assert moved["default"] == {"$ref": "#/properties/arguments/$defs/x"}
     assert moved["y"] == {"default": {"$ref": "#/kept"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "tools", "parser"),
+    [
+        (QWEN, {"tool_parser": "auto"}, True, "hermes"),
+        (QWEN, {"tool_parser": None}, False, None),
+        ("{{ messages }}", {"tool_parser": "auto"}, False, None),
+        ("{{ messages }}", {"tool_parser": "hermes"}, True, "hermes"),
+        (None, {"tool_parser": "hermes"}, False, None),
+    ],
+)
+def test_details_say_what_it_does(source: str | None, options: dict[str, Any], tools: bool, parser: str | None) -> None:
+    """For clients that only offer tools where a model has them."""
+    found = pipeline(source, **options, reasoning="think").details
+    assert (found["tools"], found.get("tool_call_parser"), found["thinking"]) == (tools, parser, True)
+    assert found.get("chat_template") == source

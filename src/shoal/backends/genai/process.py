@@ -1,0 +1,157 @@
+"""A language model's process as the gateway sees it: what goes to it, what comes from it, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+from shoal.backends.genai.messages import LENGTH, Cancel, First, Opened, Ping, Refused, first, frame
+from shoal.errors import ConfigError, Crashed, MissingExtra, ModelFileError, OutOfMemory, ShoalError
+
+logger = logging.getLogger("shoal.backends.genai")
+
+CLOSE_S = 2.0
+"""How long the process may take to end by itself: it looks up after each step."""
+
+KEPT_BYTES = 2**14
+SHOWN_BYTES = 2000
+"""Of what the process writes, for the log in case that it dies."""
+
+_PING = 0
+
+
+class Worker:
+    """The process, the socket to it, and the last that it wrote.
+
+    Messages wait here until the process has read what is before them, so that one that is taken back before it is sent
+    is not sent at all: what a stuck process leaves lying is bounded by the requests in flight.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.process = process
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[int, bytes] = {}  # by the number of its request, which a Cancel has below 0
+        self._some = asyncio.Event()
+        self._tail = bytearray()
+        self._sending = asyncio.create_task(self._send(), name="genai-send")
+        self._collecting = asyncio.create_task(self._collect(), name="genai-output")
+
+    @classmethod
+    async def spawn(cls, name: str) -> Worker:
+        """In a session of its own: a terminal's Ctrl-C is the gateway's to act upon. Raises Crashed."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            # no more in the transport than the system has not taken of one message: the rest can be taken back
+            writer.transport.set_write_buffer_limits(high=0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "shoal.backends.genai.worker"),
+                    *(str(theirs.fileno()), str(os.getpid())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except BaseException as error:  # cancelled, too: the socket is nobody's then
+                writer.close()
+                if isinstance(error, OSError):
+                    raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
+                raise
+        return cls(process, reader, writer)
+
+    def say(self, number: int, data: bytes) -> None:
+        """Send the frame of an Open or a Start, sooner or later; never waits. `number`: the request's."""
+        self._waiting[number] = data
+        self._some.set()
+
+    def cancel(self, number: int) -> None:
+        """Take a Start back, or send a Cancel after it."""
+        if self._waiting.pop(number, None) is None:
+            self.say(-number, frame(Cancel(id=number)))
+
+    def ping(self) -> None:
+        self.say(_PING, frame(Ping()))
+
+    async def frame(self) -> bytes:
+        """The next one's body. Raises IncompleteReadError or OSError when the process is gone."""
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return await self._reader.readexactly(length)
+
+    async def opened(self) -> Opened:
+        """What the process says of the loaded model. Raises the SetupError or OutOfMemory for one that it cannot load,
+        and Crashed."""
+        try:
+            answer: First = first(await self.frame())
+        except (asyncio.IncompleteReadError, OSError):
+            raise await self.died() from None
+        if isinstance(answer, Opened):
+            return answer
+        raise _refusal(answer)
+
+    async def died(self) -> Crashed:
+        """The error for a process that has closed its socket."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.process.wait()
+        await asyncio.wait([self._collecting], timeout=CLOSE_S)
+        code = self.process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended ({code})"
+        tail = self._tail[-SHOWN_BYTES:].decode(errors="replace").strip()
+        if tail:
+            logger.error("the last that a language model's process wrote:\n%s", tail)
+        return Crashed(f"the language model's process {how}; the log has its last words; load the model again")
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+    async def end(self, patience_s: float) -> None:
+        """Close the socket, which ends the process; kill it when it is still there after so many seconds."""
+        self._sending.cancel()
+        self._writer.close()
+        if self.process.returncode is None and patience_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self.process.wait()
+        self.kill()
+        await self.process.wait()
+        await asyncio.wait([self._collecting], timeout=CLOSE_S)
+        self._collecting.cancel()
+        await asyncio.gather(self._sending, self._collecting, return_exceptions=True)
+
+    async def _send(self) -> None:
+        try:
+            while await self._some.wait():
+                self._some.clear()
+                while self._waiting:
+                    self._writer.write(self._waiting.pop(next(iter(self._waiting))))
+                    await self._writer.drain()
+        except OSError as error:  # the process is gone: whoever waits for its next frame hears of that
+            logger.debug("a language model's process reads no more: %s", error)
+
+    async def _collect(self) -> None:
+        """Read what the process writes, to its end; nobody wants more than the last of it."""
+        assert self.process.stdout is not None
+        while data := await self.process.stdout.read(KEPT_BYTES):
+            self._tail += data
+            del self._tail[:-KEPT_BYTES]
+
+
+def _refusal(refused: Refused) -> ShoalError:
+    if refused.kind == "model_file":
+        return ModelFileError(refused.message, file=refused.file)
+    if refused.kind == "missing_extra":
+        return MissingExtra("a language model on this machine", "llm")
+    kinds: dict[str, type[ShoalError]] = {"config": ConfigError, "out_of_memory": OutOfMemory}
+    return kinds[refused.kind](refused.message)

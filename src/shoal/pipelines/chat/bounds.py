@@ -1,0 +1,265 @@
+"""What the rendering of one chat template may use: steps, memory and time, counted where no template can reach."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
+
+MOST_STEPS = 1_000_000
+"""Turns of loops, calls, filters, tests and outputs, together."""
+MOST_CHARS = 1 << 26
+"""Characters of the whole, and of any text that is built up within it."""
+MOST_OCTETS = 1 << 29
+"""Bytes of everything that is built up, one after the other, whether it is kept or not."""
+MOST_ITEMS = 1 << 20
+"""Of one list, and of all that a value holds that is written out or compared."""
+MOST_BITS = 1 << 16
+"""Of a whole number that is multiplied or raised."""
+MOST_WIDTH = 10_000
+"""Of what fills up: a format's width, an indentation, the parts of a list."""
+MOST_SECONDS = 2.0
+_LOOK = 1_000
+"""Steps from one look at the clock to the next."""
+_STEP = 1 << 12
+"""Bytes that take about as long as a step."""
+# A key in parentheses, a width, a precision. What Python takes besides only makes them be read as larger.
+_SPEC = re.compile(r"%(\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
+_BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_ENCODINGS = frozenset({"utf-8", "utf8", "ascii", "latin-1"})
+
+NESTING = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()), Namespace)
+"""What may hold itself many times over, without any memory."""
+
+
+class Budget:
+    """Of one rendering. Raises SecurityError when it is used up, and goes on to raise it."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._octets = 0
+        self._look = 0
+        self._until = time.monotonic() + MOST_SECONDS
+
+    def spend(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps >= self._look:
+            self._look = self._steps + _LOOK
+            if self._steps > MOST_STEPS:
+                self._look = 0
+                raise SecurityError(f"the template takes more than {MOST_STEPS} steps")
+            if time.monotonic() > self._until:
+                self._look = 0
+                raise SecurityError(f"the template takes more than {MOST_SECONDS:g} seconds")
+
+    def charge(self, octets: int) -> None:
+        """Memory that was taken."""
+        self._octets += octets
+        if self._octets > MOST_OCTETS:
+            raise SecurityError(f"the template builds up more than {MOST_OCTETS} bytes")
+        self.spend(1 + octets // _STEP)
+
+
+_current: ContextVar[Budget] = ContextVar("budget")
+
+
+@contextmanager
+def budget() -> Generator[Budget]:
+    """Everything below counts within one."""
+    made = Budget()
+    before = _current.set(made)
+    try:
+        yield made
+    finally:
+        _current.reset(before)
+
+
+def spend(steps: int = 1) -> None:
+    _current.get().spend(steps)
+
+
+def charge(octets: int) -> None:
+    _current.get().charge(octets)
+
+
+def charged(value: Any) -> Any:
+    """The value, whose own memory was taken for it."""
+    if isinstance(value, str | bytes | list | tuple | dict | int):
+        _current.get().charge(sys.getsizeof(value))
+    return value
+
+
+def counted(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
+    """The items, each of them a step; `octets`: what is written for each whatever it is."""
+    now = _current.get()
+    for item in items:
+        if octets:
+            now.charge(octets)
+        else:
+            now.spend()
+        yield item
+
+
+def measured(value: Any) -> Any:
+    """The value, which is not too large to be written out, hashed or compared."""
+    if isinstance(value, NESTING):
+        size(value)
+    return value
+
+
+def size(value: Any) -> int:
+    """Characters of a value that is written out, without its punctuation. What it holds twice counts twice."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    nodes = chars = 0
+    left = [value]
+    while left:
+        each = left.pop()
+        nodes += 1
+        if isinstance(each, str | bytes):
+            chars += len(each)
+        elif isinstance(each, dict):
+            left.extend(each)
+            left.extend(each.values())
+        elif isinstance(each, Namespace):
+            left.append(each._Namespace__attrs)  # type: ignore[attr-defined]  # its only field, which it writes out
+        elif isinstance(each, NESTING):
+            left.extend(each)
+        else:
+            chars += 8
+        if nodes + len(left) > MOST_ITEMS or chars > MOST_CHARS:
+            raise SecurityError("a value in the template is too large to be written out or compared")
+    _current.get().spend(nodes // 8)
+    return chars + nodes
+
+
+def joined(parts: Iterable[Any], separator: str = "") -> str:
+    now = _current.get()
+    texts: list[str] = []
+    chars = 0
+    for part in parts:
+        now.spend()
+        text = str(measured(part))
+        chars += len(text) + len(separator)
+        fits(chars)
+        texts.append(text)
+    return str(charged(separator.join(texts)))
+
+
+def fits(chars: int) -> None:
+    if chars > MOST_CHARS:
+        raise SecurityError(f"a text in the template is too large: it has more than {MOST_CHARS} characters")
+
+
+def few(items: int) -> None:
+    if items > MOST_ITEMS:
+        raise SecurityError(f"a list in the template is too large: it has more than {MOST_ITEMS} items")
+
+
+def narrow(width: Any, most: int | None = None) -> None:
+    most = MOST_WIDTH if most is None else most
+    if isinstance(width, int) and abs(width) > most:
+        raise SecurityError(f"a width in the template is too large: it is more than {most}")
+
+
+def summed(left: Any, right: Any) -> None:
+    if isinstance(left, str | bytes) and isinstance(right, str | bytes):
+        fits(len(left) + len(right))
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        few(len(left) + len(right))
+
+
+def multiplied(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _short(left.bit_length() + right.bit_length())
+    for many, times in ((left, right), (right, left)):
+        if not isinstance(times, int):
+            continue
+        if isinstance(many, str | bytes):
+            fits(len(many) * abs(times))
+        elif isinstance(many, list | tuple):
+            few(len(many) * abs(times))
+
+
+def raised(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _short(left.bit_length() * abs(right))
+
+
+def _short(bits: int) -> None:
+    if bits > MOST_BITS:
+        raise SecurityError(f"a number in the template is too large: it has more than {MOST_BITS} bits")
+
+
+def percent(form: str | bytes, values: Any) -> None:
+    """`form % values`."""
+    text = form if isinstance(form, str) else form.decode("latin-1")
+    chars, specs = len(text), 0
+    for key, width, precision in _SPEC.findall(text):
+        if "*" in (width, precision) or "(" in key[1:]:
+            raise SecurityError("a format in the template is too large: its width is not written in it")
+        for digits in (width, precision):
+            narrow(int(digits[:8] or "0"))
+            chars += int(digits or "0")
+        specs += 1
+    spend(specs)
+    fits(chars + size(values) * (specs if isinstance(values, dict) else 1))
+
+
+def replaced(text: str | bytes, old: Any, new: Any) -> None:
+    if isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, type(text)):
+        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))  # type: ignore[arg-type]  # of one type
+
+
+def indented(text: Any, width: Any) -> None:
+    narrow(width)
+    if isinstance(text, str):
+        wide = len(width) if isinstance(width, str) else width
+        fits(len(text) + (sum(map(text.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")) + 1) * wide)
+
+
+def method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
+    """A method of a text, a number or a list, with its arguments in the order in which they were given."""
+    if name == "join" and isinstance(owner, str | bytes):
+        given = values[0] if values and isinstance(values[0], list | tuple) else ()
+        fits(sum(len(each) + len(owner) for each in given if isinstance(each, str | bytes)))
+        spend(len(given) // 8)
+        return
+    for each in values:
+        measured(each)
+    if isinstance(owner, int) and name == "to_bytes":
+        narrow(values[0] if values else 1)
+    if not isinstance(owner, str | bytes):
+        return
+    if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
+        for each in values:
+            narrow(each)
+            if name == "expandtabs" and isinstance(each, int):
+                fits(len(owner) + owner.count("\t" if isinstance(owner, str) else b"\t") * each)
+    elif name == "replace" and len(values) > 1:
+        replaced(owner, values[0], values[1])
+    elif name == "translate" and values:
+        table = values[0].values() if isinstance(values[0], dict) else ()
+        fits(len(owner) * max((len(each) for each in table if isinstance(each, str)), default=1))
+    elif name in ("encode", "decode") and not _ENCODINGS.issuperset(values[:1]):
+        raise SecurityError("a template may encode as UTF-8 only")
+    elif name in ("split", "rsplit", "splitlines") and isinstance(owner, str):
+        _pieces(owner, values[0] if name != "splitlines" and values else None)
+
+
+def _pieces(text: str, separator: Any) -> None:
+    if isinstance(separator, str) and separator:
+        number = text.count(separator)
+    else:
+        number = sum(map(text.count, _BLANKS)) if len(text) > MOST_ITEMS else len(text)
+    few(number)
+    charge(number * sys.getsizeof(""))

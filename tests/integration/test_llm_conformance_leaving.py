@@ -1,0 +1,145 @@
+"""Clients that go away, in every phase of an answer and of every kind of model: the model sees it within a second.
+
+What Triton promises (its documentation, and as seen of 2.51): a cancelled call reaches models of the python backend
+and of its kin, which have to look for it; so do those of vLLM and TensorRT-LLM. It does not reach the running step of
+an ensemble, nor a model that another one calls, so that these are ended by a request of their own that names the id. A
+model that is not decoupled takes one request after the other, and hears of a caller that left only while it looks: a
+request that still waits inside of Triton is begun all the same. Here none does: Shoal itself holds back what is over
+`max_streams`, and the model is never told of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.llm_conformance_kit import KINDS, House, Kind, house_of, processes_of
+from tests.integration.llm_kit import ask, metric, read_until, said, seconds_until
+from tests.integration.triton_kit import Triton
+
+TEXT = "one two three four five six seven eight"
+SOON_S = 1.0
+LONG = {"ignore_eos": True, "max_tokens": 1900, "n": 8}
+"""For the embedded engine, which has no pace of its own."""
+
+kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+@pytest.fixture(scope="module")
+def house(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One answer of a model at a time; the fake model takes half a second a word."""
+    with house_of(triton, tmp_path_factory.mktemp("leaving"), "--max-streams", "1", pace="token_ms=500") as made:
+        yield made
+
+
+class Watched:
+    """What a model has seen so far: answers that it began, and callers that left."""
+
+    def __init__(self, house: House, kind: Kind) -> None:
+        self._house = house
+        self._kind = kind
+
+    @property
+    def began(self) -> int:
+        if self._kind.sees:
+            return self._noted("began")
+        if self._kind.name == "dynamo":
+            return self._house.dynamo.calls["ModelStreamInfer"]
+        if self._kind.name == "upstream":
+            return int(metric(self._house.behind, "shoal_requests_received_total", model="far"))
+        return -1  # nobody outside sees it
+
+    def left(self) -> Callable[[], bool]:
+        """Says whether the model has seen one caller more leave than now, and does nothing any more."""
+        house, kind = self._house, self._kind
+        if kind.sees:
+            before = self._noted("cancelled")
+            return lambda: self._noted("cancelled") > before
+        if kind.name == "dynamo":
+            gone = house.dynamo.cancelled
+            return lambda: house.dynamo.cancelled > gone
+        if kind.name == "upstream":
+            count = metric(house.behind, "shoal_cancelled_total", model="far")
+            return lambda: (
+                metric(house.behind, "shoal_cancelled_total", model="far") > count
+                and metric(house.behind, "shoal_requests_in_flight", model="far") == 0
+            )
+        if kind.name == "embedded":
+            assert not self._idle(), "it was over before its reader left"
+            return self._idle
+        return lambda: metric(house.front, "shoal_requests_in_flight", model=kind.name) == 0
+
+    def _idle(self) -> bool:
+        """The engine's process uses no processor any more; while it answers, it uses all of one."""
+        [worker] = processes_of(self._house.front, "shoal.backends.genai.worker")
+        before = worker.worked()
+        time.sleep(0.1)
+        return worker.worked() - before <= 1
+
+    def _noted(self, word: str) -> int:
+        return sum(line.startswith(f"{self._kind.sees} {word} ") for line in self._house.triton.noted())
+
+
+def asked(house: House, kind: Kind, *, stream: bool, first_ms: int = 0, delay_ms: int = 0) -> socket.socket:
+    """A connection on which it was asked for an answer that takes long."""
+    given = house.says(kind, TEXT, first_ms=first_ms, delay_ms=delay_ms)
+    fields: dict[str, Any] = LONG if kind.name == "embedded" else given.fields
+    body = {"model": kind.name, "messages": said(given.words), "stream": stream, **fields}
+    return ask(house.front, "/v1/chat/completions", body)
+
+
+def in_flight(house: House, kind: Kind) -> float:
+    return metric(house.front, "shoal_requests_in_flight", model=kind.name)
+
+
+def is_free(house: House, kind: Kind) -> None:
+    """The model answers the next one at once: no place is held by who has left."""
+    given = house.says(kind, "ok")
+    body = {"model": kind.name, "messages": said(given.words), **given.fields}
+    began = time.monotonic()
+    status, _, answer = house.front.request("POST", "/v1/chat/completions", body)
+    assert (status, b'"ok"' in answer) == (200, True)
+    assert time.monotonic() - began < 2
+
+
+@streams
+@kinds
+def test_while_it_waits_for_its_turn(house: House, kind: Kind, stream: bool) -> None:
+    """The model never hears of it; then the one before it leaves as well, without a token yet."""
+    watched = Watched(house, kind)
+    before = watched.began
+    with contextlib.closing(asked(house, kind, stream=stream, first_ms=5000)) as first:
+        seconds_until(lambda: in_flight(house, kind) == 1 and (watched.began > before or before < 0))
+        with contextlib.closing(asked(house, kind, stream=stream)):
+            seconds_until(lambda: in_flight(house, kind) == 2)
+            began = watched.began
+        assert seconds_until(lambda: in_flight(house, kind) == 1) < SOON_S
+        left = watched.left()
+        first.close()
+        assert seconds_until(left) < SOON_S
+        assert seconds_until(lambda: in_flight(house, kind) == 0) < SOON_S
+    assert watched.began == began
+    is_free(house, kind)
+
+
+@streams
+@kinds
+def test_while_it_is_answered(house: House, kind: Kind, stream: bool) -> None:
+    """In the middle of a stream, or of an answer that is wanted whole."""
+    watched = Watched(house, kind)
+    before = watched.began
+    with contextlib.closing(asked(house, kind, stream=stream, delay_ms=400)) as connection:
+        if stream and kind.streams:
+            read_until(connection, b'"content":"')
+        else:
+            seconds_until(lambda: in_flight(house, kind) == 1 and (watched.began > before or before < 0))
+        left = watched.left()
+    assert seconds_until(left) < SOON_S
+    assert seconds_until(lambda: in_flight(house, kind) == 0) < SOON_S
+    is_free(house, kind)

@@ -1,0 +1,190 @@
+"""The process of a language model, as the gateway has it: how it starts, what is kept of what it says, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.backends.genai.messages import Cancel, Open, Ping, Refused, Start, frame
+from shoal.backends.genai.process import KEPT_BYTES, SHOWN_BYTES, Worker, _refusal
+from shoal.errors import ConfigError, Crashed, MissingExtra, OutOfMemory, ShoalError
+from shoal.types import Sampling
+from tests.unit.backends.genai.conftest import EXACT, IR
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from shoal.backends.genai.messages import Open, frame
+from shoal.backends.genai.process import Worker
+from tests.unit.backends.genai.conftest import EXACT, IR
+
+async def main():
+    worker = await Worker.spawn("tiny")
+    worker.say(0, frame(Open(path=str(IR), options=EXACT)))
+    await worker.opened()
+    print(worker.process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a shell script in the place of the process."""
+
+    def put(script: str) -> None:
+        path = tmp_path / "program"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return put
+
+
+async def loaded() -> Worker:
+    worker = await Worker.spawn("tiny")
+    worker.say(0, frame(Open(path=str(IR), options=EXACT)))
+    await worker.opened()
+    return worker
+
+
+class TestStart:
+    async def test_one_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said why, and nothing is left open."""
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+        with pytest.raises(Crashed, match=r"tiny cannot be started: No such file"):
+            await Worker.spawn("tiny")
+        await asyncio.sleep(0)
+        assert not before or len(os.listdir("/proc/self/fd")) <= before
+
+    async def test_one_that_dies_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said how it ended."""
+        monkeypatch.setattr(sys, "executable", shutil.which("false"))
+        worker = await Worker.spawn("tiny")
+        with pytest.raises(Crashed, match=r"ended \(1\)"):
+            await worker.opened()
+        await worker.end(0)
+        await worker.end(0)
+
+
+class TestLastWords:
+    async def test_the_last_of_what_it_wrote_is_logged(self, program: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """However much that was, no more than so much is kept; both of its outputs count."""
+        program("yes 'words and words' | head -c 3000000; echo 'out of luck ñ' >&2; exit 3")
+        worker = await Worker.spawn("tiny")
+        with pytest.raises(Crashed, match=r"ended \(3\)"):
+            await worker.opened()
+        assert len(worker._tail) == KEPT_BYTES
+        await worker.end(0)
+        assert caplog.messages[-1].endswith("out of luck ñ")
+        assert len(caplog.messages[-1]) < SHOWN_BYTES + 100
+
+    async def test_one_that_writes_for_ever_is_read(self, program: Any) -> None:
+        """It is not held up by what nobody reads, and keeps nothing alive."""
+        program("exec yes")
+        worker = await Worker.spawn("tiny")
+        async with asyncio.timeout(10):
+            for _ in iter(lambda: len(worker._tail) == KEPT_BYTES, True):
+                await asyncio.sleep(0)
+            await worker.end(0)
+        assert worker.process.returncode == -signal.SIGKILL
+        assert len(worker._tail) == KEPT_BYTES
+
+
+class TestWaiting:
+    async def test_what_is_taken_back_is_not_sent(self) -> None:
+        """In the place of a Start that was not sent there is nothing, and after one that was there is a Cancel."""
+        worker = await loaded()
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        ids = (400,) * 2000
+        for number in range(1, 501):
+            worker.say(number, frame(Start(id=number, ids=ids, sampling=Sampling())))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            worker.cancel(number)
+        kept = sum(map(len, worker._waiting.values())) + worker._writer.transport.get_write_buffer_size()
+        starts = [number for number in worker._waiting if number > 0]
+        os.kill(worker.process.pid, signal.SIGCONT)
+        await worker.end(5)
+        assert starts == []
+        assert kept < 20_000
+        assert len(worker._waiting) < 200
+
+    async def test_what_is_said_is_sent_in_turn(self) -> None:
+        """Messages, a word at a time, in the order in which they were said."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        process = await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        worker = Worker(process, reader, writer)
+        start = frame(Start(id=7, ids=(1,), sampling=Sampling()))
+        worker.say(7, start)
+        worker.say(8, start)
+        worker.cancel(8)
+        worker.ping()
+        await asyncio.sleep(0)
+        worker.cancel(7)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert theirs.recv(10_000) == start + frame(Ping()) + frame(Cancel(id=7))
+        theirs.close()
+        await worker.end(0)
+
+
+class TestEnd:
+    @linux
+    def test_it_dies_with_a_gateway_that_is_killed(self) -> None:
+        """Also where it cannot notice by itself, as in the middle of a load: here it is stopped."""
+        root = Path(__file__).parents[4]
+        command = [sys.executable, "-c", PARENT]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            descriptor = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGSTOP)
+            parent.kill()
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(10_000)
+        os.close(descriptor)
+
+    @linux
+    def test_it_does_not_begin_when_the_gateway_is_gone(self) -> None:
+        """What ended before the process could ask to be ended with it."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            done = subprocess.run(
+                [sys.executable, "-m", "shoal.backends.genai.worker", str(theirs.fileno()), "1"],
+                pass_fds=[theirs.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+        assert done.returncode == 1
+        assert "the gateway that started this process is gone" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [("config", ConfigError), ("missing_extra", MissingExtra), ("out_of_memory", OutOfMemory)],
+    )
+    def test_other_refusals(self, kind: Any, error: type[ShoalError]) -> None:
+        """Each kind comes out as the error that it was."""
+        assert type(_refusal(Refused(kind=kind, message="no"))) is error

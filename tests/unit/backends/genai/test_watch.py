@@ -1,0 +1,128 @@
+"""A process that keeps silent: when it is asked, when nobody is sent to it, when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from shoal.backends.genai.watch import GONE_AT, LOOK_S, PING_AT, SILENT_AT, Watch
+from tests.unit.core.conftest import VirtualLoop, run_virtual
+
+HALF = LOOK_S / 2
+
+
+class Told:
+    """What a watch asks for, with the time since the process was told something."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pings: list[float] = []
+        self.gone: list[float] = []
+        self.began = self.loop.time()
+        self.watch = Watch(
+            "tiny",
+            ping=lambda: self.pings.append(self.loop.time() - self.began),
+            gone=lambda: self.gone.append(self.loop.time() - self.began),
+        )
+
+    def silent(self) -> bool:
+        return self.watch.silent
+
+
+def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """It is pinged after 15 s, out of service after 30 s, and given up 120 s after the ping, each once."""
+
+    async def main() -> None:
+        told = Told()
+        told.watch.owes()
+        await asyncio.sleep(LOOK_S * SILENT_AT - HALF)
+        assert not told.silent()
+        await asyncio.sleep(LOOK_S)
+        assert told.silent()
+        await asyncio.sleep(1000)
+        assert told.pings == [LOOK_S * PING_AT] == [15.0]
+        assert told.gone == [LOOK_S * GONE_AT] == [135.0]
+
+    run_virtual(main)
+    assert "tiny is out of service: its process does not answer for 30 s" in caplog.text
+
+
+def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Any word will do; with nothing more to say it is watched no longer."""
+
+    async def main() -> None:
+        told = Told()
+        told.watch.owes()
+        await asyncio.sleep(LOOK_S * (GONE_AT - 1))
+        assert told.silent()
+        told.watch.heard(owes=False)
+        assert not told.silent()
+        await asyncio.sleep(1000)
+        assert (len(told.pings), told.gone) == (1, [])
+
+    run_virtual(main)
+    assert "tiny answers again" in caplog.text
+
+
+def test_one_that_has_more_to_say_is_watched_on() -> None:
+    """From its last word, and silence of many short pauses is none."""
+
+    async def main() -> None:
+        told = Told()
+        told.watch.owes()
+        for _ in range(100):
+            await asyncio.sleep(LOOK_S * (PING_AT - 1))
+            told.watch.owes()
+            told.watch.heard(owes=True)
+        assert (told.pings, told.silent()) == ([], False)
+        await asyncio.sleep(1000)
+        assert (len(told.pings), len(told.gone)) == (1, 1)
+
+    run_virtual(main)
+
+
+def test_nothing_is_owed_by_one_that_was_told_nothing() -> None:
+    """Idle for an hour, and closed in the middle."""
+
+    async def main() -> None:
+        told = Told()
+        await asyncio.sleep(3600)
+        told.watch.owes()
+        await asyncio.sleep(LOOK_S * SILENT_AT + HALF)
+        told.watch.close()
+        await asyncio.sleep(3600)
+        assert (len(told.pings), told.gone) == (1, [])
+
+    run_virtual(main)
+
+
+def test_a_gateway_that_was_held_up_blames_nobody() -> None:
+    """An hour in which the loop did not turn counts as one look."""
+
+    async def main() -> None:
+        told = Told()
+        told.watch.owes()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        for _ in range(PING_AT - 1):
+            loop._virtual.now += 3600
+            await asyncio.sleep(0)
+        assert (told.pings, told.gone, told.silent()) == ([], [], False)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("end", [Watch.close, lambda watch: watch.heard(owes=False)])
+def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
+    """A word that nobody asked for is a word."""
+
+    async def main() -> None:
+        told = Told()
+        end(told.watch)
+        told.watch.owes()
+        await asyncio.sleep(1000)
+        assert len(told.gone) == 1
+
+    run_virtual(main)
