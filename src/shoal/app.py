@@ -153,6 +153,7 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
     """
     assert gateway.lifecycle is not None
     told: dict[str, str] = {}
+    looked = False
     while True:
         joined: list[Job] = []
         try:
@@ -168,10 +169,11 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
                 if told.get(name) != reason:
                     told[name] = reason
                     logger.info("%s of %s %s", name, address, reason)
-            if not asked.is_set() and joined:
+            if not looked and joined:
                 gateway.waiting[str(address)] = "its models are loading"
                 await asyncio.gather(*(job.over.wait() for job in joined))
             gateway.waiting.pop(str(address), None)
+            looked = True
         except ShoalError as error:
             gateway.waiting[str(address)] = error.message
         except Exception as error:  # a bug, or an answer that nobody foresaw; it may be gone when it is asked again

@@ -41,7 +41,7 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 TRICKY = 'the "model":"talker" is {"model": "talker"} été \U0001f41f'
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": said(TRICKY), "n": 2, "logprobs": True, "stream_options": {"include_usage": True}},
-    TEXT: {"prompt": [TRICKY, "b"], "logprobs": 1, "echo": True},
+    TEXT: {"prompt": [TRICKY, "b"], "echo": True},
     RESPONSES: {"input": TRICKY, "instructions": "no"},
 }
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

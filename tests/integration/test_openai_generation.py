@@ -86,9 +86,13 @@ def test_tools(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    """Several prompts, echo, logprobs and best_of; streamed too."""
-    whole = client.completions.create(model="fake", prompt=["a b", "c"], echo=True, logprobs=1, best_of=2, max_tokens=5)
-    assert [(choice.index, choice.text) for choice in whole.choices] == [(0, "a ba b"), (1, "cc")]
+    """Several prompts, echo, or logprobs and best_of; streamed too."""
+    echoed = client.completions.create(model="fake", prompt=["a b", "c"], echo=True, max_tokens=5)
+    assert [(choice.index, choice.text) for choice in echoed.choices] == [(0, "a ba b"), (1, "cc")]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="fake", prompt="a b", echo=True, logprobs=1)
+    assert caught.value.param == "logprobs"
+    whole = client.completions.create(model="fake", prompt=["a b", "c"], logprobs=1, best_of=2, max_tokens=5)
     assert whole.choices[0].logprobs is not None
     assert whole.choices[0].logprobs.tokens == ["a", " b"]
     pieces = client.completions.create(model="fake", prompt="a b c", stream=True, max_tokens=2)

@@ -115,6 +115,69 @@ async def test_other_hosts_with_keys_or_a_public_address() -> None:
     assert (await serve(host="0.0.0.0").call("GET", "/v1/models", headers=headers)).status == 200
 
 
+FOREIGN: list[tuple[dict[str, str], int]] = [
+    ({"origin": "http://127.0.0.1:8080"}, 200),
+    ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, 200),
+    ({"origin": "https://LISTED.example"}, 200),
+    ({"origin": "https://listed.example", "sec-fetch-site": "cross-site"}, 200),
+    ({"sec-fetch-site": "none"}, 200),
+    # A proxy that changes the Host: the browser knows better.
+    ({"origin": "https://ai.example", "sec-fetch-site": "same-origin"}, 200),
+    ({"origin": "https://evil.example"}, 403),
+    ({"origin": "https://evil.example", "sec-fetch-site": "cross-site"}, 403),
+    ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, 403),
+    ({"origin": "http://localhost:8080"}, 403),
+    ({"origin": "null"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403),
+    ({"origin": "", "sec-fetch-site": "cross-site"}, 403),
+]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(("headers", "status"), FOREIGN)
+async def test_pages_of_other_sites(headers: dict[str, str], status: int, host: str) -> None:
+    """Without keys their work is not done, even though browsers would keep the answer from them; with keys there is no
+    such rule, and nobody's reading is refused: links lead here, too."""
+    options: dict[str, Any] = {"host": host, "cors_origins": ("https://listed.example",)}
+    server = serve(**options)
+    answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
+    assert (answer.status, len(server.runner.tasks)) == (status, int(status == 200))
+    if status == 403:
+        assert answer.json()["error"]["type"] == "permission_error"
+        assert "cors_origins" in answer.json()["error"]["message"]
+    assert (await server.call("GET", "/v1/models", headers=headers)).status == 200
+    keyed = serve(**options, api_key=("k",))
+    sent = {**headers, "authorization": "Bearer k"}
+    assert (await keyed.call("POST", "/v1/embeddings", ASK, headers=sent)).status == 200
+
+
+async def test_no_route_works_for_pages_of_other_sites() -> None:
+    """Every route but those of health, in its dialect, before a body is read; also without a content type, which
+    browsers send without asking."""
+    server = serve(metrics=lambda: b"")
+    walked = 0
+    for route in server.app.routes.all:
+        operation = route.operation
+        if operation.access == "public" or operation.method == "GET":
+            continue
+        exchange = Exchanged([b"{}"])
+        headers = {"host": "127.0.0.1:8080", "origin": "https://evil.example"}
+        scope = request_scope(operation.method, operation.path.replace("{id:path}", MODEL), headers)
+        await server.app(scope, exchange.receive, exchange.send)
+        assert (exchange.answer().status, exchange.reads) == (403, 0), operation.path
+        walked += 1
+    assert walked >= 15
+
+
+async def test_an_admin_key_is_a_key() -> None:
+    """Where users need none, a request with one comes from no stranger's page."""
+    server = serve(admin_key=("root",))
+    headers = {"origin": "https://app.example"}
+    assert (await server.call("POST", "/v1/embeddings", ASK, headers=headers)).status == 403
+    headers["authorization"] = "Bearer root"
+    assert (await server.call("POST", "/v1/embeddings", ASK, headers=headers)).status == 200
+
+
 @pytest.mark.parametrize(
     ("key", "said", "traffic"),
     [

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.errors import InvalidValue
 from shoal.types import Chunk, Sampling, TokenLogprob, Usage
 from tests.surfaces.talk_kit import TALKER, Talker, data_of, talking
 
@@ -153,6 +154,15 @@ async def test_bad_bodies(body: dict[str, Any], param: str, words: str) -> None:
 async def test_an_empty_suffix_says_nothing(suffix: Any) -> None:
     """Clients send it without meaning it."""
     assert (await talking().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
+
+
+async def test_the_name_of_logprobs() -> None:
+    """Engines speak of chat's field; here it is called otherwise. Other refusals pass as they are."""
+    for param, named in (("top_logprobs", "logprobs"), ("stop", "stop")):
+        server = talking(Talker(error=InvalidValue("not so many", param=param)))
+        error = (await server.call("POST", PATHS[0], ask(logprobs=3))).json()["error"]
+        assert error["param"] == named
+        assert ("'logprobs' above 0" in error["message"]) == (param == "top_logprobs")
 
 
 async def test_long_prompts() -> None:

@@ -194,7 +194,10 @@ async def test_errors_in_mid_stream(error: Exception, code: str) -> None:
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"] == {"code": code, "message": "x"}
-    assert last["response"]["output"][0]["status"] == "in_progress"
+    (item,) = last["response"]["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "one")
+    ended = [each["type"] for each in data_of(answer.body)[-4:-1]]
+    assert ended == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
 
 
 async def test_an_upstream_is_passed_on() -> None:
@@ -216,7 +219,7 @@ async def test_an_upstream_is_passed_on() -> None:
         ({"conversation": "conv_1"}, "conversation", "nothing is kept"),
         ({"conversation": {"id": "conv_1"}}, "conversation", "nothing is kept"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "nothing is kept"),
-        ({"background": True}, "background", "not supported"),
+        ({"background": True}, "background", "set 'stream' to true"),
         ({"truncation": "auto"}, "truncation", "the operator's"),
         ({"input": ""}, "input", "is empty"),
         ({"input": []}, "input", "is empty"),
@@ -264,6 +267,30 @@ async def test_bad_bodies(fields: dict[str, Any], param: str, words: str) -> Non
 async def test_what_asks_for_nothing(fields: dict[str, Any]) -> None:
     """Fields that clients send by themselves do no harm."""
     assert (await talking().call("POST", PATHS[0], ask(**fields))).status == 200
+
+
+async def test_calls_in_one_turn() -> None:
+    """They go to the list of one message, which is not made anew for each; so many are no turn of any model."""
+    call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+    question = {"role": "user", "content": "x"}
+    server = talking()
+    assert (await server.call("POST", PATHS[0], {"input": [question, *[call] * 128]})).status == 200
+    asked, turn = server.talker.task.messages
+    assert (asked.role, turn.role, len(turn.tool_calls)) == ("user", "assistant", 128)
+    answer = await server.call("POST", PATHS[0], {"input": [question, *[call] * 129]})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "input")
+    assert "128 function calls" in answer.json()["error"]["message"]
+
+
+async def test_a_failure_before_the_answer() -> None:
+    """Nothing is made up to be ended."""
+    says = [Chunk(), Chunk(text="x")]
+    answer = await talking(Talker(says=lambda task: says, error=EngineFailed("x"), fail_after=1)).call(
+        "POST", PATHS[0], ask(stream=True)
+    )
+    events = data_of(answer.body)
+    assert [each["type"] for each in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert events[-1]["response"]["output"] == []
 
 
 async def test_logprobs() -> None:

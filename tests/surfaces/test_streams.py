@@ -13,6 +13,9 @@ import pytest
 
 from shoal.core.protocols import GenerationReport, Observer
 from shoal.errors import EngineFailed, UpstreamRefused
+from shoal.surfaces._chat import ChatEvents
+from shoal.surfaces._events import Said
+from shoal.surfaces._request import Request
 from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer, request_scope
 from tests.surfaces.talk_kit import TALKER, Heard, Talker, data_of, talking, turns
@@ -368,6 +371,34 @@ async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
             )
     assert books.entries == ["ok"] * 6
     assert {report.completion_tokens for report in books.reports} == {3}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The status had been sent; the access log has the kind of the error beside it, and of other streams none."""
+    error = EngineFailed("broken")
+    for talker, kind in ((Talker(error=error, fail_after=1), error.kind), (Talker(), None)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="shoal.access"):
+            assert (await talking(talker).call("POST", path, {**BODIES[path], "stream": True})).status == 200
+        (record,) = [record for record in caplog.records if record.name == "shoal.access"]
+        assert record.__dict__["status"] == 200
+        assert record.__dict__.get("kind") == kind
+        assert record.getMessage().endswith(f" and failed: {kind}" if kind else " ms")
+
+
+@pytest.mark.parametrize(("piece", "began"), [(Chunk(text="x"), 800), (Chunk(tools=[ToolDelta(index=0)]), 0)])
+def test_a_call_that_was_held_back(piece: Chunk, began: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rate is over the whole time: no model writes forty tokens in the moment in which a call is sent."""
+    request = Request(request_scope("POST", CHAT, {}), 0.0)
+    events = ChatEvents(Said("id", 0, TALKER), request, choices=1, include_usage=False)
+    usage = Chunk(usage=Usage(prompt_tokens=7, completion_tokens=40))
+    pieces = [piece] * (40 if piece.text else 1)
+    times = iter([0.8, 1.0])
+    monkeypatch.setattr(events, "_clock", lambda: next(times))
+    sent = b"".join(map(events.chunk, [*pieces, Chunk(finish_reason="stop"), usage])) + events.end()
+    told = data_of(sent)[-2]["timings"]
+    assert (told["prompt_ms"], told["predicted_ms"]) == (began, 1000 - began)
 
 
 async def test_generations_have_a_time_of_their_own() -> None:

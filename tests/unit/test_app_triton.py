@@ -26,6 +26,7 @@ from shoal.errors import (
     SetupError,
     TransportFailed,
 )
+from shoal.loader import ModelLoader
 from shoal.models.address import Address
 from shoal.models.store import Store
 from shoal.observability.metrics import PrometheusObserver
@@ -238,3 +239,27 @@ async def test_one_triton_at_a_time() -> None:
     with pytest.raises(ConfigError, match="choose one of them"):
         async with open_app(loaded, ["fake:"]):
             raise AssertionError
+
+
+async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
+    loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the mistake, readiness says that there is one, and the next look is as good as any."""
+    triton.add(text_model("emb"))
+    real, looks = ModelLoader.offered, 0
+
+    async def offered(self: ModelLoader, address: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RecursionError("too deep")
+        return await real(self, address)
+
+    monkeypatch.setattr(ModelLoader, "offered", offered)
+    address = f"triton://{triton.target}"
+    async with open_app(loaded, [address]) as app:
+        await until(lambda: "could not be understood" in app.gateway.waiting.get(address, ""))
+        assert not app.gateway.ready()
+        await until(app.gateway.ready)
+        assert states(app) == {"emb": "ready"}
+    assert "too deep" in caplog.text

@@ -361,6 +361,9 @@ class TestTritonOpenAI:
         assert error.param == flag
 
 
+HOST_RULE = "host, host:port or :port, with [brackets] around IPv6 before a port"
+
+
 class TestOllama:
     NAME = "ollama"
 
@@ -384,6 +387,7 @@ class TestOllama:
             OLLAMA_CONTEXT_LENGTH="8192",
             OLLAMA_ORIGINS="https://app.example.org, http://localhost:3000",
             OLLAMA_DEBUG="1",
+            OLLAMA_LOAD_TIMEOUT="15m",
         )
         settings = found.settings
         assert (settings.host, settings.port) == ("127.0.0.2", 9000)
@@ -391,7 +395,7 @@ class TestOllama:
         assert (settings.max_queued_streams, settings.max_streams) == (0, 4)
         assert found.models["any"].context_tokens == 8192
         assert settings.cors_origins == ("https://app.example.org", "http://localhost:3000")
-        assert settings.log_level == "debug"
+        assert (settings.log_level, settings.load_timeout_s) == ("debug", 900.0)
         assert found.warnings == ()
 
     @pytest.mark.parametrize(
@@ -401,6 +405,12 @@ class TestOllama:
             (":9000", "127.0.0.1", 9000),
             ("[::1]:9000", "::1", 9000),
             ("[::]", "::", 11434),
+            ("::1", "::1", 11434),
+            ("::", "::", 11434),
+            ("fe80::1:11", "fe80::1:11", 11434),
+            ("http://::1/", "::1", 80),
+            ("http://[::1]:9000/x", "::1", 9000),
+            ("'\"127.0.0.2:9000\"'", "127.0.0.2", 9000),
             ("http://example.com", "example.com", 80),
             ("http://example.com:9000/ollama", "example.com", 9000),
             ("localhost", "localhost", 11434),
@@ -417,6 +427,19 @@ class TestOllama:
     def test_how_long_models_stay(self, text: str, seconds: float) -> None:
         """Below 0 is for ever, which is Shoal's 0; Ollama's 0 is as short as can be."""
         assert loaded(self.NAME, OLLAMA_KEEP_ALIVE=text).settings.keep_alive_s == seconds
+
+    @pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("90", 90), ("0", 31536000), ("-1m", 31536000)])
+    def test_how_long_a_load_may_take(self, text: str, seconds: float) -> None:
+        """0 and less is for ever there; here it ends after a year."""
+        assert loaded(self.NAME, OLLAMA_LOAD_TIMEOUT=text).settings.load_timeout_s == seconds
+
+    def test_what_means_nothing_here_is_said(self) -> None:
+        """One warning each, with the reason, and nothing else changes."""
+        names = ["OLLAMA_FLASH_ATTENTION", "OLLAMA_KV_CACHE_TYPE", "OLLAMA_GPU_OVERHEAD", "OLLAMA_SCHED_SPREAD"]
+        found = loaded(self.NAME, **dict.fromkeys(names, "1"))
+        assert [one.partition(" means nothing here: ")[0] for one in found.warnings] == names
+        assert all(one.partition(": ")[2] for one in found.warnings)
+        assert found.settings == loaded(self.NAME).settings
 
     def test_0_leaves_it(self) -> None:
         """Of these it means that the server chooses."""
@@ -441,7 +464,11 @@ class TestOllama:
     @pytest.mark.parametrize(
         ("variable", "text", "rule"),
         [
-            ("OLLAMA_HOST", "a b", "host, host:port or :port"),
+            ("OLLAMA_HOST", "a b", HOST_RULE),
+            ("OLLAMA_HOST", "::1:11434", HOST_RULE),
+            ("OLLAMA_HOST", "[::1", HOST_RULE),
+            ("OLLAMA_HOST", "[1]:80", HOST_RULE),
+            ("OLLAMA_LOAD_TIMEOUT", "soon", "seconds, or a duration as 5m; 0 or less is for ever"),
             ("OLLAMA_HOST", "https://h", "without https: Shoal speaks HTTP, behind a proxy for TLS"),
             ("OLLAMA_KEEP_ALIVE", "soon", "seconds, or a duration as 5m; below 0 is for ever"),
             ("OLLAMA_MAX_QUEUE", "-1", "a whole number"),

@@ -272,8 +272,8 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if way not in _SPLITS:
         raise model.refuse(
-            f"{_shown(way)} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json of the "
-            "original model into the folder",
+            f"{_shown(way)} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json "
+            "of the original model into the folder",
             "tokenizer.ggml.pre",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv6Address
 
 from shoal.durations import parse_duration
 from shoal.presets.base import HOST, Environ, Found, Given, Preset, whole, wrong
@@ -17,6 +18,20 @@ _COUNTS = {
     "OLLAMA_NUM_PARALLEL": "max_streams",
 }
 _SOON_S = 1.0
+_ENDLESS_S = 365 * 86400.0
+
+_NOTHING = {
+    "OLLAMA_FLASH_ATTENTION": "the engine chooses its own way",
+    "OLLAMA_KV_CACHE_TYPE": "contexts are kept as the model's files say",
+    "OLLAMA_GPU_OVERHEAD": "models on this machine run on the processor",
+    "OLLAMA_SCHED_SPREAD": "models on this machine run on the processor",
+    "OLLAMA_LLM_LIBRARY": "there is one engine for each kind of model",
+    "OLLAMA_NEW_ENGINE": "there is one engine for each kind of model",
+    "OLLAMA_MULTIUSER_CACHE": "prefixes are shared between users (`prefix_caching`)",
+    "OLLAMA_NOPRUNE": "nothing is pruned at the start",
+    "OLLAMA_REMOTES": "no request is passed on to another host",
+}
+"""Of the original's, those that a person may count on, and why they change nothing here."""
 
 
 def _read(environ: Environ) -> Found:
@@ -28,6 +43,8 @@ def _read(environ: Environ) -> Found:
             settings[setting] = Given(count, (variable,))
     if "OLLAMA_KEEP_ALIVE" in environ:
         settings["keep_alive_s"] = Given(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))
+    if "OLLAMA_LOAD_TIMEOUT" in environ:
+        settings["load_timeout_s"] = Given(_load_timeout(environ), ("OLLAMA_LOAD_TIMEOUT",))
     if "OLLAMA_ORIGINS" in environ:
         origins = [text.strip() for text in environ["OLLAMA_ORIGINS"].split(",") if text.strip()]
         exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
@@ -44,13 +61,21 @@ def _read(environ: Environ) -> Found:
         warnings.append(
             "OLLAMA_MODELS is not read: the files in it are Ollama's own; Shoal keeps models in `home` (SHOAL_HOME)"
         )
+    warnings += [f"{name} means nothing here: {why}" for name, why in _NOTHING.items() if name in environ]
     return Found(settings=settings, every=_context(environ), warnings=tuple(warnings))
 
 
 def _address(environ: Environ) -> dict[str, Given]:
-    found = _ADDRESS.fullmatch(environ["OLLAMA_HOST"])
-    if found is None:
-        raise wrong("OLLAMA_HOST", "host, host:port or :port", environ)
+    """`host` and `port`. As there, quotes around it do not count, and an IPv6 address without a port needs no brackets;
+    what looks like one with a port but no brackets is an address as well, or wrong."""
+    text = environ["OLLAMA_HOST"].strip("\"' ")
+    scheme, separator, place = text.rpartition("://")
+    bare = place.rstrip("/")
+    if _is_ipv6(bare):
+        text = f"{scheme}{separator}[{bare}]"
+    found = _ADDRESS.fullmatch(text)
+    if found is None or ((found[2] or "").startswith("[") and not _is_ipv6(found[2].strip("[]"))):
+        raise wrong("OLLAMA_HOST", "host, host:port or :port, with [brackets] around IPv6 before a port", environ)
     if (found[1] or "").lower() == "https":
         raise wrong("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
     given = {}
@@ -61,13 +86,32 @@ def _address(environ: Environ) -> dict[str, Given]:
     return given
 
 
+def _is_ipv6(text: str) -> bool:
+    try:
+        return bool(IPv6Address(text)) and "%" not in text
+    except ValueError:
+        return False
+
+
 def _keep_alive(environ: Environ) -> float:
     """`keep_alive_s`, where 0 is for ever; Ollama's 0 is no longer than needed."""
-    text = environ["OLLAMA_KEEP_ALIVE"]
+    seconds = _seconds("OLLAMA_KEEP_ALIVE", environ)
+    return 0.0 if seconds < 0 else max(seconds, _SOON_S)
+
+
+def _load_timeout(environ: Environ) -> float:
+    """`load_timeout_s`, which ends; with Ollama 0 and less is for ever."""
+    seconds = _seconds("OLLAMA_LOAD_TIMEOUT", environ)
+    return seconds if seconds > 0 else _ENDLESS_S
+
+
+def _seconds(variable: str, environ: Environ) -> float:
+    text = environ[variable]
     seconds = float(text) if re.fullmatch("[+-]?[0-9]{1,9}", text) else parse_duration(text)
     if seconds is None:
-        raise wrong("OLLAMA_KEEP_ALIVE", "seconds, or a duration as 5m; below 0 is for ever", environ)
-    return 0.0 if seconds < 0 else max(seconds, _SOON_S)
+        for_ever = "below 0" if variable == "OLLAMA_KEEP_ALIVE" else "0 or less"
+        raise wrong(variable, f"seconds, or a duration as 5m; {for_ever} is for ever", environ)
+    return seconds
 
 
 def _context(environ: Environ) -> dict[str, Given]:
@@ -93,7 +137,9 @@ OLLAMA = Preset(
         "OLLAMA_CONTEXT_LENGTH": "`context_tokens` of every model without one in its table; 0 leaves it",
         "OLLAMA_ORIGINS": "`cors_origins`, those that are written in full",
         "OLLAMA_DEBUG": "`log_level` debug",
+        "OLLAMA_LOAD_TIMEOUT": "`load_timeout_s`, download included: seconds or 5m; 0 and less is a year",
         "OLLAMA_MODELS": "nothing, and a warning says so: `home` is Shoal's folder",
+        **{name: f"nothing, and a warning says so: {why}" for name, why in _NOTHING.items()},
     },
     read=_read,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -13,6 +14,7 @@ from shoal.errors import Forbidden, Unauthorized
 from shoal.surfaces._request import Options, Request
 from shoal.types import TrafficClass
 
+_READS = frozenset({"GET", "HEAD"})
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 
 
@@ -33,8 +35,9 @@ class Gate:
     """`admit` lets a request pass, and answers who calls: key, else trusted header, else peer.
 
     - "public": anybody.
-    - "user": a key, if any is configured. Without keys on a loopback address only requests whose Host is that
-      address: a page of another site that points its own name at 127.0.0.1 must not read answers.
+    - "user": a key, if any is configured. Without keys nothing that a page of another site sends, unless its origin
+      is listed: browsers send some requests without asking first. And on a loopback address only requests whose Host
+      is that address: a page of another site that points its own name at 127.0.0.1 must not read answers.
     - "admin": an admin key. Where none is configured: what "user" asks, and only from this machine, by a program or
       by a page of this server.
     """
@@ -47,6 +50,7 @@ class Gate:
         self._bound = options.host.encode().lower()
         self._bound_to_loopback = is_loopback(self._bound)
         self._client_header = options.client_header.lower().encode()
+        self._origins = frozenset(origin.lower().encode() for origin in options.cors_origins)
 
     def admit(self, request: Request, access: Access) -> Caller:
         """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
@@ -67,13 +71,26 @@ class Gate:
         if self._users_need_keys:
             if key is None:
                 raise _unauthorized(request)
-        elif self._bound_to_loopback:
+            return
+        if self._bound_to_loopback:
             host = request.headers.get(b"host")
             if host is not None and not is_loopback(host) and _name(host) != self._bound:
                 raise Forbidden(
                     "This Host is not the address that the server is bound to; call it as localhost, "
                     "or set --api-key or --host to serve other names."
                 )
+        if key is None and request.method not in _READS and self._is_foreign(request.headers):
+            raise Forbidden(
+                "The request comes from a page of another site, and this server has no keys; list the page's origin in "
+                "cors_origins, or set --api-key."
+            )
+
+    def _is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
+        """A page that is neither of this server nor of a listed origin sent it. What the browser says of its site
+        counts for more than the names: a proxy may have changed the Host."""
+        if headers.get(b"origin", b"").lower() in self._origins:
+            return False
+        return not _is_same_site(headers) if b"sec-fetch-site" in headers else not _is_own_origin(headers)
 
     def _admit_admin(self, request: Request, key: _Key | None) -> None:
         if self._admins_need_keys:
@@ -155,15 +172,24 @@ def _not_local(request: Request) -> str:
         return "the Host header is not a loopback name"
     if any(name in headers for name in _FORWARDED):
         return "the request came through a proxy"
-    origin = headers.get(b"origin")
-    if origin is not None and origin.lower() not in {b"http://" + host.lower(), b"https://" + host.lower()}:
-        return "the request comes from a page of another site"
-    if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
+    if not (_is_own_origin(headers) and _is_same_site(headers)):
         return "the request comes from a page of another site"
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if request.method not in {"GET", "HEAD"} and kind != b"application/json":
+    if request.method not in _READS and kind != b"application/json":
         return "the content type is not application/json"
     return ""
+
+
+def _is_own_origin(headers: Mapping[bytes, bytes]) -> bool:
+    """The Origin is the Host's, or there is none, as of programs."""
+    origin = headers.get(b"origin")
+    host = headers.get(b"host", b"").lower()
+    return origin is None or origin.lower() in {b"http://" + host, b"https://" + host}
+
+
+def _is_same_site(headers: Mapping[bytes, bytes]) -> bool:
+    """The browser says that a page of this origin asks, or its user; or it is no browser."""
+    return headers.get(b"sec-fetch-site", b"none") in {b"none", b"same-origin"}
 
 
 def _is_peer_loopback(peer: str) -> bool:

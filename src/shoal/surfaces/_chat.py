@@ -178,6 +178,7 @@ class ChatEvents(Events):
         before = self._texts.get(chunk.index)
         if before is None or not chunk.text or _has_more(chunk):
             return super().chunk(chunk)
+        self._pieces += 1
         return before + ENCODE(chunk.text) + self._plain_tail
 
     def _told(self, chunk: Chunk) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from shoal.errors import EmptyInput, InvalidValue, TooManyInputs, Unsupported, WrongType
+from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, Unsupported, WrongType
 from shoal.surfaces import _wire_chat as wire
 from shoal.surfaces._events import ENCODE, Events, Said, likelihood, timings_of, usage_of
 from shoal.surfaces._extras import Extras
@@ -44,14 +44,23 @@ class Completions:
         task = task_of(asked, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
         said = Said.by(f"{model}:{adapter}" if adapter else model, "cmpl-")
         usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return await answered(
-            self._gateway,
-            request,
-            task,
-            frames=partial(TextEvents, said, request, choices=task.choices, include_usage=usage),
-            body=partial(body_of, said=said, logprobs=asked.logprobs is not None),
-            heartbeat_s=self._heartbeat_s,
-        )
+        try:
+            return await answered(
+                self._gateway,
+                request,
+                task,
+                frames=partial(TextEvents, said, request, choices=task.choices, include_usage=usage),
+                body=partial(body_of, said=said, logprobs=asked.logprobs is not None),
+                heartbeat_s=self._heartbeat_s,
+            )
+        except RequestError as error:  # which engines name as chat completions do
+            if error.param != "top_logprobs":
+                raise
+            raise InvalidValue(
+                "'logprobs' above 0 is not supported: this model tells the probability of the chosen token alone; send "
+                "0, or leave it out.",
+                param="logprobs",
+            ) from error
 
 
 def prompts_of(given: str | list[Any], limit: int) -> list[TextItem]:

@@ -23,6 +23,9 @@ DONE = b"data: [DONE]\n\n"
 UNLIKELY = -9999.0
 """JSON has no infinity; OpenAI writes this instead."""
 
+_HELD = 8
+"""More tokens a piece than this are no stream of tokens."""
+
 
 class Said(NamedTuple):
     """What every event of an answer repeats."""
@@ -62,6 +65,7 @@ class Events:
         self._unfinished = choices
         self._held = b""
         self._first: float | None = None
+        self._pieces = 0
         self._done = False
         head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":['
         self.head = head % (ENCODE(said.id), ENCODE(object_name), said.created, ENCODE(said.model))
@@ -78,6 +82,7 @@ class Events:
             return raw
         if chunk.usage is not None:
             return self._used(chunk.usage, self._first)
+        self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
         return self._told(chunk)
 
     def failed(self, error: ShoalError) -> bytes:
@@ -103,7 +108,8 @@ class Events:
         return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
 
     def _used(self, usage: Usage, first: float) -> bytes:
-        took = ENCODE(timings(usage, first - self._request.started, self._clock() - self._request.started))
+        started = self._request.started
+        took = ENCODE(timings(usage, first - started, self._clock() - started, self._pieces))
         if not self._include_usage:
             return self._released(b',"timings":' + took)
         tail = b'],"usage":%b,"timings":%b}\n\n' % (ENCODE(usage_of(usage)), took)
@@ -120,11 +126,9 @@ def usage_of(usage: Usage) -> wire.CompletionUsage:
     )
 
 
-def timings(usage: Usage, first_s: float, seconds: float) -> wire.Timings:
-    """Of a request whose first chunk came after `first_s`. An answer that came in one piece tells nothing of its
-    prompt: all of its time counts as the answer's."""
-    if seconds - first_s < seconds / 100:
-        first_s = 0.0
+def timings(usage: Usage, first_s: float, seconds: float, pieces: int = 0) -> wire.Timings:
+    """Of a request whose first chunk came after `first_s`, and which was told in so many `pieces` (0: not counted)."""
+    first_s = answer_began(usage, first_s, seconds, pieces)
     prompt = usage.prompt_tokens - usage.cached_tokens
     return wire.Timings(
         prompt_n=prompt,
@@ -137,8 +141,20 @@ def timings(usage: Usage, first_s: float, seconds: float) -> wire.Timings:
     )
 
 
+def answer_began(usage: Usage, first_s: float, seconds: float, pieces: int) -> float:
+    """When the time of the answer began: `first_s`, or 0.
+
+    An answer that came in one piece tells nothing of its prompt: all of its time counts as the answer's. So it is with
+    one that was held back, as calls of tools are, and came in a few large pieces at the end.
+    """
+    held = 0 < pieces * _HELD < usage.completion_tokens and seconds - first_s < seconds / 4
+    return 0.0 if held or seconds - first_s < seconds / 100 else first_s
+
+
 def timings_of(answer: Answer) -> wire.Timings | msgspec.UnsetType:
-    return msgspec.UNSET if answer.usage is None else timings(answer.usage, answer.first_s, answer.seconds)
+    if answer.usage is None:
+        return msgspec.UNSET
+    return timings(answer.usage, answer.first_s, answer.seconds, answer.pieces)
 
 
 def likelihood(value: float) -> float:

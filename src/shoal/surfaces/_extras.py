@@ -28,7 +28,7 @@ message of it several, and the interpreter is held so long."""
 MOST_PIECES_BESIDE = 20_000
 """Of any other field, and of JSON that comes as a text."""
 
-MOST_ARGUMENTS = 4_194_304
+MOST_ARGUMENTS = 2_097_152
 """Characters of the arguments of all calls that a request sends back."""
 
 MOST_UNKNOWN = 1000
@@ -56,6 +56,7 @@ class Extras(Generic[T]):
         self._long = long
         self._whole: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._known = frozenset(kind.__struct_encode_fields__)
+        self._most = len(self._known) + MOST_UNKNOWN
         types = get_type_hints(kind)
         self._decoded = frozenset(name for name, each in types.items() if msgspec.Raw not in get_args(each))
         self._may_be_long = (long, *also)
@@ -75,8 +76,8 @@ class Extras(Generic[T]):
             if large:
                 await self._skip(body)
             fields = _FIELDS.decode(body)
-            extras = {name: fields[name] for name in fields.keys() - self._known}
-            if len(extras) > MOST_UNKNOWN:
+            unknown = [name for name in fields if name not in self._known] if len(fields) <= self._most else fields
+            if len(unknown) > MOST_UNKNOWN:
                 raise InvalidValue(
                     f"The body holds more than {MOST_UNKNOWN} fields that are not known here; leave them out."
                 )
@@ -85,9 +86,9 @@ class Extras(Generic[T]):
             value = await self._in_turns(body) if large and self._lists is not None else self._whole.decode(body)
         except _REFUSED as error:
             raise refusal(error, body) from None
-        for name in extras:
+        for name in unknown:
             self._note(name)
-        return value, extras
+        return value, {name: fields[name] for name in unknown}
 
     async def _skip(self, body: bytes) -> None:
         """To skip over a large body is quick, and shows that it is JSON and what makes it large."""

@@ -53,7 +53,8 @@ async def feed(chunks: AsyncGenerator[Chunk], frames: Frames, heartbeat_s: float
 
 class Feed(AsyncIterator[bytes]):
     """Each piece is all that was ready when it was asked for. A task of its own reads the chunks, at most MOST_CHUNKS
-    or MOST_BYTES ahead. `first`: the chunk that it began with, None after a heartbeat."""
+    or MOST_BYTES ahead. `first`: the chunk that it began with, None after a heartbeat. `failed`: the kind of the error
+    that ended it in mid-stream, "" where none did."""
 
     def __init__(self, chunks: AsyncGenerator[Chunk], frames: Frames, heartbeat_s: float, request_id: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,6 +67,7 @@ class Feed(AsyncIterator[bytes]):
         self._error: Exception | None = None
         self._told_end = False
         self.first: Chunk | None = None
+        self.failed = ""
         self._waiting: asyncio.Future[None] | None = None  # the reader, for something to be ready
         self._room: asyncio.Future[None] | None = None  # the pump, for the reader to take some
         self._written = self._loop.time()
@@ -131,6 +133,7 @@ class Feed(AsyncIterator[bytes]):
     def _failure(self, error: Exception) -> bytes:
         if not isinstance(error, ShoalError):
             raise error
+        self.failed = error.kind
         if isinstance(error, InternalError):
             # As for a reply: of a bug the log gets all, the client the id under which the log has it.
             log.error("the stream %s failed", self._request_id, exc_info=error, extra={"request_id": self._request_id})

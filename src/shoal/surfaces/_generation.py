@@ -43,7 +43,7 @@ class Answer:
     """All that a stream of chunks said. `choices` by their index, without gaps where the runner leaves none.
 
     `raw`: (dialect, body) as an upstream sent it; then there are no choices. `first_s`: seconds until the first chunk;
-    `seconds`: in all. `cut`: messages that were left out.
+    `seconds`: in all. `pieces`: chunks that told something. `cut`: messages that were left out.
     """
 
     choices: list[Choice] = field(default_factory=list)
@@ -51,6 +51,7 @@ class Answer:
     raw: tuple[str, bytes] | None = None
     first_s: float = 0.0
     seconds: float = 0.0
+    pieces: int = 0
     cut: int = 0
 
 
@@ -70,6 +71,7 @@ async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
                 dialect, piece = chunk.raw
                 raw.append(piece)
             elif chunk.usage is None:
+                answer.pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
                 parts.setdefault(chunk.index, _Parts()).add(chunk)
     answer.choices = [parts[index].choice(index) for index in sorted(parts)]
     answer.raw = (dialect, b"".join(raw)) if raw else None

@@ -21,6 +21,7 @@ from shoal.errors import Cancelled, InternalError, ShoalError
 from shoal.surfaces._auth import Gate
 from shoal.surfaces._body import Receive, check_head, leaves_unread, linger, read_body
 from shoal.surfaces._cors import Cors
+from shoal.surfaces._feed import Feed
 from shoal.surfaces._request import Headers, Options, Reply, Request
 from shoal.surfaces._routes import Miss, Route, Routes
 from shoal.surfaces._watch import Watch
@@ -138,6 +139,8 @@ class Front:
                 async for piece in body:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
+            if isinstance(body, Feed):
+                request.failure = body.failed
             close = getattr(body, "aclose", None)
             if close is not None:
                 await close()
@@ -214,11 +217,12 @@ def _log_access(request: Request, status: int, level: int) -> None:
     read, written = _tokens(request)
     access_log.log(
         level,
-        "%s %s %d %.1f ms",
+        "%s %s %d %.1f ms%s",
         request.method,
         request.path,
         status,
         elapsed,
+        f" and failed: {request.failure}" if request.failure else "",
         extra={
             "method": request.method,
             "path": request.path,
@@ -233,5 +237,6 @@ def _log_access(request: Request, status: int, level: int) -> None:
             "replica": facts.replica if facts is not None else "",
             "request_id": request.id,
             "client": request.client,
+            **({"kind": request.failure} if request.failure else {}),
         },
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.surfaces import _wire_ollama as wire
-from shoal.surfaces._events import bytes_of, likelihood
+from shoal.surfaces._events import answer_began, bytes_of, likelihood
 from shoal.surfaces._request import Request
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 
@@ -74,6 +74,7 @@ class Lines:
         self._loaded = loaded
         self._clock = clock
         self._first: float | None = None
+        self._pieces = 0
         self._reason = "stop"
         self._call: ToolDelta | None = None
         self._calls = 0
@@ -107,6 +108,7 @@ class Lines:
         if self._first is None:
             self._first = self._clock()
         self.cut += chunk.cut
+        self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
         line = Line(text=chunk.text, thinking=chunk.reasoning, logprobs=list(chunk.logprobs))
         for delta in chunk.tools:
             self._take(delta, line)
@@ -151,13 +153,15 @@ class Lines:
         now = self._clock()
         first = now if self._first is None else self._first
         usage = self._request.usage or Usage()
+        loaded = self._loaded
+        first = loaded + answer_began(usage, first - loaded, now - loaded, self._pieces)
         started = self._request.started
         return wire.OllamaCounts(
             done_reason=self._reason,
             total_duration=_ns(now - started),
-            load_duration=_ns(self._loaded - started),
+            load_duration=_ns(loaded - started),
             prompt_eval_count=usage.prompt_tokens,
-            prompt_eval_duration=_ns(first - self._loaded),
+            prompt_eval_duration=_ns(first - loaded),
             eval_count=usage.completion_tokens,
             eval_duration=_ns(now - first),
         )

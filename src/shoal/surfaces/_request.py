@@ -73,6 +73,7 @@ class Request:
     what follows the "?", `gate` who judged the caller. `started` and `deadline` are seconds of the monotonic clock.
     `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
     `model`, `items`, `result` and `usage` are the endpoint's to set, for the access log; `usage` also in mid-stream.
+    `failure`: the kind of the error that ended a stream whose status had been sent.
     """
 
     __slots__ = (
@@ -81,6 +82,7 @@ class Request:
         "body_read",
         "client",
         "deadline",
+        "failure",
         "gate",
         "handed_over",
         "headers",
@@ -124,6 +126,7 @@ class Request:
         self.items = 0
         self.result: Embedded | None = None
         self.usage: Usage | None = None
+        self.failure = ""
 
     @property
     def traffic(self) -> TrafficClass | None:

@@ -79,6 +79,10 @@ class Output:
         """What is still open ends; an answer without anything in it is an empty message."""
         if not self.items:
             yield from self._begin("message")
+        yield from self.stop(status)
+
+    def stop(self, status: Literal["completed", "incomplete"] = "incomplete") -> Iterator[Event]:
+        """What is still open ends, and nothing begins."""
         for item in self._open:
             yield from self._end(item, status)
         self._open.clear()
@@ -167,13 +171,14 @@ class ResponseEvents:
         said = detail(error)
         if self._raw:
             # The upstream has numbered its own events; this one stands alone.
-            told = {"code": said.code or said.type, "message": said.message, "param": said.param}
-            return self._frame(("error", told))
+            alone = {"code": said.code or said.type, "message": said.message, "param": said.param}
+            return self._frame(("error", alone))
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         failure = wire.ResponseFailure(code=code, message=said.message)
+        told = self._begin() + b"".join(self._frame(event) for event in self._output.stop())
         output = self._output.told()
         response = msgspec.structs.replace(self._response, status="failed", error=failure, output=output)
-        return self._begin() + self._frame(("response.failed", {"response": response}))
+        return told + self._frame(("response.failed", {"response": response}))
 
     def end(self) -> bytes:
         if self._raw:

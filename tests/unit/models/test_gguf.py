@@ -23,7 +23,7 @@ TINY = FIXTURES / "tiny_llama.gguf"
 TEXTS = ["Hello, world!", "naïve 東京 नमस्ते", "<|im_start|>user\nthree  spaces   <|im_end|>", "12345 \t\n\n x", ""]
 KINDS = {bool: 7, int: 11, float: 12}
 HEADER = TINY.read_bytes().index(b"token_embd.weight") + 200
-KEYS = sorted(read_gguf(TINY).metadata) + ["split.count", "tokenizer.ggml.eot_token_id", "llama.attention.key_length"]
+KEYS = [*sorted(read_gguf(TINY).metadata), "split.count", "tokenizer.ggml.eot_token_id", "llama.attention.key_length"]
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

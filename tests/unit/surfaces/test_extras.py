@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue, Malformed, WrongType
 from shoal.surfaces import _extras
-from shoal.surfaces._extras import Extras, check_depth, json_of
+from shoal.surfaces._extras import Arguments, Extras, check_depth, check_pieces, json_of
 from shoal.surfaces._wire import LARGE
 
 
@@ -107,6 +107,72 @@ async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
         await decode(orjson.dumps({"items": [], "more": "x" * LARGE, "size": 1, **{"pad": "x" * 200}}))
     with pytest.raises(InvalidValue, match="beside 'items'"):
         await decode(b'{"items":[%b],"items":[]}' % (b"{}," * LARGE + b"{}"))
+
+
+class Wide(msgspec.Struct, kw_only=True):
+    items: list[dict[str, str]] | None = None
+    more: dict[str, Any] | None = None
+    texts: list[str] | None = None
+    raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class Undecodable:
+    def decode(self, body: bytes) -> Any:
+        raise AssertionError("what is too much was decoded all the same")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"items": [{}] * 40_000}, "items"),
+        ({"more": {"a": [{}] * 30_000}}, "more"),
+        ({"more": {"a": [0] * 40_000}}, "more"),
+        ({"texts": [""] * 40_000}, "texts"),
+        ({f"unknown{at}": 1 for at in range(30_000)}, None),
+        ({f"unknown{at}": 1 for at in range(1001)}, None),
+    ],
+)
+async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each field by what is in it, before it is decoded; the field at fault is named."""
+    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    monkeypatch.setattr(decode, "_whole", Undecodable())
+    with pytest.raises(InvalidValue) as caught:
+        await decode(orjson.dumps(fields))
+    assert caught.value.param == param
+
+
+async def test_what_is_not_weighed() -> None:
+    """Brackets and commas in texts, fields that stay as they came, and as much as a long conversation holds; texts that
+    may be long count for no bytes beside."""
+    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    text = "[{,}]" * 100_000
+    asked: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
+    value, extras = await decode(orjson.dumps(asked))
+    assert (value.items, value.more, extras) == (asked["items"], asked["more"], {})
+    assert (await decode(orjson.dumps({"texts": ["x" * 2_000_000]})))[0].texts == ["x" * 2_000_000]
+    assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[1]) == 1000
+
+
+def test_json_that_comes_as_text() -> None:
+    """Counted as it will be when it is decoded."""
+    check_pieces(b'{"a":"%b"}' % (b"[," * 100_000), "field")
+    with pytest.raises(InvalidValue) as caught:
+        check_pieces(b"[%b0]" % (b"0," * 40_000), "field")
+    assert caught.value.param == "field"
+
+
+def test_arguments() -> None:
+    """All of one request together: few are not counted, and what is in strings never is."""
+    arguments = Arguments("field")
+    long = '{"a": "%s"}' % ("[,{" * 100_000)
+    assert all(arguments.checked(text) == text for text in ("{}", long, "[%s0]" % ("0," * 40_000)))
+    with pytest.raises(InvalidValue, match="older calls") as caught:
+        arguments.checked("[%s0]" % ("0," * 40_000))
+    assert caught.value.param == "field"
+    arguments = Arguments("field")
+    with pytest.raises(InvalidValue, match="longer than"):
+        for _ in range(10):
+            arguments.checked(long)
 
 
 @given(st.dictionaries(st.text(max_size=6), st.integers() | st.none() | st.text(max_size=6), max_size=6))

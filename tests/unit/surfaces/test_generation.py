@@ -64,7 +64,13 @@ async def test_what_an_upstream_said() -> None:
 async def test_nothing() -> None:
     """No chunk at all is an answer without choices."""
     answer = await answer_of()
-    assert (answer.choices, answer.usage, answer.first_s) == ([], None, 0.0)
+    assert (answer.choices, answer.usage, answer.first_s, answer.pieces) == ([], None, 0.0, 0)
+
+
+async def test_pieces() -> None:
+    """Those that tell something are counted."""
+    answer = await answer_of(Chunk(text="a"), Chunk(), Chunk(reasoning="b"), Chunk(finish_reason="stop"))
+    assert answer.pieces == 2
 
 
 async def test_errors() -> None:
@@ -82,6 +88,27 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
     assert {choice.index: choice.text for choice in answer.choices} == {
         index: "".join(text for own, text in pieces if own == index) for index, _ in pieces
     }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first_s", "pieces", "began"),
+    [
+        (40, 0.98, 2, 0.0),  # a call that was held back: the whole second made it
+        (40, 0.80, 4, 0.0),
+        (40, 0.80, 40, 0.80),  # a stream of tokens after a long prompt
+        (40, 0.80, 5, 0.80),
+        (40, 0.50, 2, 0.50),
+        (40, 0.995, 40, 0.0),  # one piece, by the clock
+        (1, 0.98, 1, 0.98),
+        (40, 0.98, 0, 0.98),
+    ],
+)
+def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: float) -> None:
+    """No rate is told that comes from the moment in which a held-back answer was sent."""
+    usage = Usage(prompt_tokens=10, completion_tokens=tokens)
+    told = timings(usage, first_s, 1.0, pieces)
+    assert told.prompt_ms == began * 1000
+    assert told.predicted_per_second == pytest.approx(tokens / (1.0 - began))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from shoal.backends.genai.messages import GenaiOptions, Open, Opened, Produced, Start, frame, produced
+from shoal.backends.genai.compiling import Trials
+from shoal.backends.genai.messages import GenaiOptions, Open, Opened, Prepare, Produced, Start, frame, produced
 from shoal.backends.genai.process import CLOSE_S, Worker
 from shoal.backends.genai.sampling import PARAMETERS
 from shoal.backends.genai.watch import GONE_AT, LOOK_S, Watch
@@ -25,7 +26,7 @@ from shoal.errors import (
     ShoalError,
     TransportFailed,
 )
-from shoal.types import Context, Sampling, TokenLogprob
+from shoal.types import Context, Guide, Sampling, TokenLogprob
 
 logger = logging.getLogger("shoal.backends.genai")
 
@@ -49,7 +50,7 @@ async def open(path: Path, *, name: str, options: GenaiOptions) -> GenaiGenerato
     except BaseException:
         await worker.end(0)
         raise
-    return GenaiGenerator(name, worker, opened, options)
+    return GenaiGenerator(name, worker, opened, options, path=path)
 
 
 class GenaiGenerator:
@@ -59,7 +60,7 @@ class GenaiGenerator:
     not read yet waits here as ids, a few bytes each.
     """
 
-    def __init__(self, name: str, worker: Worker, opened: Opened, options: GenaiOptions) -> None:
+    def __init__(self, name: str, worker: Worker, opened: Opened, options: GenaiOptions, *, path: Path) -> None:
         limits = [limit for limit in (options.context_tokens, opened.cache_tokens) if limit]
         self._facts = GeneratorFacts(
             name=name,
@@ -77,6 +78,7 @@ class GenaiGenerator:
             },
         )
         self._vocabulary = opened.vocab_size
+        self._trials = Trials(path, opened.vocab_size, self._prepare)
         self._worker = worker
         self._numbers = count(1)
         self._waiting: dict[int, _Arrivals] = {}
@@ -107,12 +109,14 @@ class GenaiGenerator:
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
     ) -> AsyncGenerator[Piece]:
         ids = self._checked(prompt, adapter)
+        number = next(self._numbers)
+        start = _encoded(Start(id=number, ids=ids, sampling=sampling))
+        if self._broken is None and sampling.guide is not None and "guide" in self._facts.parameters:
+            await self._tried(sampling.guide, ctx)
         if self._broken is not None:
             raise self._broken
         if self._watch.silent:
             raise TransportFailed("the language model's process does not answer just now: try again soon")
-        number = next(self._numbers)
-        start = _encoded(Start(id=number, ids=ids, sampling=sampling))
         arrivals = self._waiting[number] = _Arrivals()
         self._worker.say(number, start)
         self._watch.owes()
@@ -134,10 +138,31 @@ class GenaiGenerator:
             if not ended and self._broken is None:
                 self._worker.cancel(number)
 
+    async def _tried(self, guide: Guide, ctx: Context) -> None:
+        try:
+            async with asyncio.timeout(ctx.remaining()):
+                await self._trials.check(guide)
+        except TimeoutError:
+            raise DeadlineExceeded("the form of the answer was not compiled in time: try again") from None
+
+    async def _prepare(self, guide: Guide) -> None:
+        """Have the model's process compile a guide that was tried, beside its answers."""
+        if self._broken is not None:
+            raise self._broken
+        number = next(self._numbers)
+        arrivals = self._waiting[number] = _Arrivals()
+        self._worker.say(number, frame(Prepare(id=number, guide=guide)))
+        self._watch.owes()
+        try:
+            await arrivals.next()
+        finally:
+            self._waiting.pop(number, None)
+
     async def aclose(self) -> None:
         self._closed = True
         self._watch.close()
         self._fail(TransportFailed("the model was unloaded while it answered"))
+        await self._trials.aclose()
         await self._worker.end(CLOSE_S)
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)

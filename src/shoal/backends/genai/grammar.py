@@ -3,13 +3,19 @@
 The library compiles a grammar in the middle of a step, and one that cannot be compiled breaks the pipeline for
 everybody: no later step of it succeeds. So each is tried first with a model that answers nothing but zeros; it shares
 the tokenizer, where what was compiled is found again.
+
+A guide is tried twice: in a process of its own (`trial`), which it may fill or hang, and then where the model is, on a
+thread, so that the steps go on meanwhile: the library compiles without Python's global lock.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
+import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +23,15 @@ import numpy as np
 
 from shoal.backends._errors import essence
 from shoal.backends.genai.sampling import structure
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, OutOfMemory, ShoalError
 from shoal.types import Guide
 
-KEPT = 256
-"""Guides known to be good; more are tried again, which costs about a millisecond."""
+KEPT = 1024
+"""Guides known to be good, more than `compiling` keeps; others are tried again, which costs about a millisecond."""
+
+STEPS = 32
+STEP_S = 0.025
+"""Tokens that a trial makes of a guide, and how long each may take in the mean: the answers beside it wait for it."""
 
 
 class Grammars:
@@ -31,30 +41,79 @@ class Grammars:
         self._genai = genai
         self._tensor = openvino.Tensor(np.zeros((1, 1), np.int64))
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._books = threading.Lock()
+        self._trying = threading.Lock()
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
             openvino.save_model(_zeros(openvino, vocabulary), Path(folder, "openvino_model.xml"))
             self._pipeline = genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
 
     def structure(self, guide: Guide) -> Any:
         """The library's StructuredOutputConfig. Raises InvalidValue, saying what is wrong with the guide."""
-        structured = self._genai.StructuredOutputConfig(**structure(guide))
+        structured = self._genai.StructuredOutputConfig(**_arguments(guide))
         key = (guide.kind, guide.value)
-        if key not in self._good:
-            rules = self._genai.GenerationConfig()
-            rules.max_new_tokens = 1
-            rules.apply_chat_template = False
-            rules.structured_output_config = structured
-            try:
-                self._pipeline.generate(self._tensor, rules)
-            except RuntimeError as error:
-                raise InvalidValue(
-                    f"the form asked of the answer cannot be used: {said(error)}", param="response_format"
-                ) from None
-            self._good[key] = None
-            if len(self._good) > KEPT:
-                self._good.popitem(last=False)
-        self._good.move_to_end(key)
+        with self._books:
+            known = key in self._good
+            if known:
+                self._good.move_to_end(key)
+        if not known:
+            with self._trying:
+                self._make(guide, structured, 1)
+            with self._books:
+                self._good[key] = None
+                if len(self._good) > KEPT:
+                    self._good.popitem(last=False)
         return structured
+
+    def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:
+        """Compile it on a thread, which calls `then` with what came of it; `structure` finds it ready afterwards."""
+
+        def compile_it() -> None:
+            try:
+                self.structure(guide)
+            except ShoalError as error:
+                then(error)
+            except MemoryError:
+                then(OutOfMemory("there is no memory for the form asked of the answer: ask for a simpler one"))
+            else:
+                then(None)
+
+        threading.Thread(target=compile_it, name="guide", daemon=True).start()
+
+    def try_out(self, guide: Guide) -> None:
+        """Compile it and make a few tokens with it. Raises InvalidValue for one that cannot be used, or slows answers.
+
+        Takes as long, and as much memory, as the library takes.
+        """
+        structured = self._genai.StructuredOutputConfig(**_arguments(guide))
+        self._make(guide, structured, 1)
+        began = time.monotonic()
+        self._make(guide, structured, STEPS)
+        if (took := time.monotonic() - began) > STEPS * STEP_S:
+            raise InvalidValue(
+                f"the form asked of the answer takes {1000 * took / STEPS:.0f} ms at each token, and at most "
+                f"{1000 * STEP_S:.0f} are possible: nest fewer repeats, or ask for fewer properties",
+                param=guide.field,
+            )
+
+    def _make(self, guide: Guide, structured: Any, tokens: int) -> None:
+        """So many tokens, also where the form would have ended. Raises InvalidValue."""
+        rules = self._genai.GenerationConfig()
+        rules.max_new_tokens = rules.min_new_tokens = tokens
+        rules.apply_chat_template = False
+        rules.structured_output_config = structured
+        try:
+            self._pipeline.generate(self._tensor, rules)
+        except RuntimeError as error:
+            raise InvalidValue(
+                f"the form asked of the answer cannot be used: {said(error)}", param=guide.field
+            ) from None
+
+
+def _arguments(guide: Guide) -> dict[str, str]:
+    try:
+        return structure(guide)
+    except InvalidValue as error:
+        raise InvalidValue(error.message, param=guide.field) from None
 
 
 def said(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.types import Sampling
+from shoal.types import Guide, Sampling
 
 LENGTH = struct.Struct(">I")
 
@@ -52,6 +52,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     id: int
     ids: tuple[int, ...]
     sampling: Sampling
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """Compile a guide beside the answers; `id` as for Start. A Produced without anything tells that it is done."""
+
+    id: int
+    guide: Guide
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -100,7 +107,16 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
     error: tuple[str, str, str | None] | None = None
 
 
-ToWorker: TypeAlias = Open | Start | Cancel | Ping
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the process that tries guides. `refused`: why one cannot be used, "" for a good one. `size`: bytes that it
+    took and keeps. `worn`: this process has taken enough and ends."""
+
+    refused: str = ""
+    size: int = 0
+    worn: bool = False
+
+
+ToWorker: TypeAlias = Open | Start | Prepare | Cancel | Ping
 First: TypeAlias = Opened | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -114,7 +114,7 @@ class Worker:
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+                os.killpg(self.process.pid, signal.SIGKILL)  # not process.kill(): that may fetch the exit code itself
 
     async def end(self, patience_s: float) -> None:
         """Close the socket, which ends the process; kill it when it is still there after so many seconds."""

@@ -13,15 +13,18 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from shoal.backends.genai import confine
 from shoal.backends.genai.grammar import said
 from shoal.backends.genai.messages import (
     LENGTH,
     Cancel,
     Open,
+    Prepare,
     Produced,
     Refused,
     Start,
@@ -32,6 +35,7 @@ from shoal.backends.genai.messages import (
 from shoal.backends.genai.pipeline import Pipeline, open_pipeline
 from shoal.backends.genai.sampling import configure
 from shoal.errors import ConfigError, EngineFailed, InvalidValue, MissingExtra, ModelFileError, OutOfMemory, ShoalError
+from shoal.types import Guide
 
 READ_BYTES = 2**18
 TRIES = 8
@@ -54,6 +58,7 @@ class Line:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._heard = bytearray()
+        self._telling = threading.Lock()
 
     def wait(self) -> ToWorker:
         """The next message. Raises Gone."""
@@ -74,7 +79,8 @@ class Line:
     def tell(self, data: bytes) -> None:
         """Send a frame, waiting for a gateway that is slow to read. Raises Gone."""
         try:
-            self._sock.sendall(data)
+            with self._telling:
+                self._sock.sendall(data)
         except OSError:
             raise Gone from None
 
@@ -140,9 +146,24 @@ class Steps:
     def _hear(self, message: ToWorker) -> None:
         if isinstance(message, Start):
             self._begin(message)
+        elif isinstance(message, Prepare):
+            self._compile(message)
         elif isinstance(message, Cancel) and (answer := self._answers.pop(message.id, None)) is not None:
             answer.handle.cancel()
             self._cancelled = True
+
+    def _compile(self, asked: Prepare) -> None:
+        """On a thread, which tells itself what came of it: the steps go on."""
+
+        def then(error: ShoalError | None) -> None:
+            failed = None if error is None else (error.kind, error.message, error.param)
+            with contextlib.suppress(Gone):
+                self._line.tell(frame([Produced(id=asked.id, error=failed)]))
+
+        if self._pipeline.grammars is None:
+            then(_not_guided(asked.guide))
+        else:
+            self._pipeline.grammars.prepare(asked.guide, then)
 
     def _begin(self, start: Start) -> None:
         if self._cancelled:
@@ -166,7 +187,7 @@ class Steps:
         rules = configure(pipeline.rules(), sampling, room)
         if sampling.guide is not None:
             if pipeline.grammars is None:
-                raise InvalidValue("this model cannot be guided: it has no detokenizer", param="response_format")
+                raise _not_guided(sampling.guide)
             rules.structured_output_config = pipeline.grammars.structure(sampling.guide)
         return rules
 
@@ -257,6 +278,10 @@ class Steps:
         self._tell()
 
 
+def _not_guided(guide: Guide) -> InvalidValue:
+    return InvalidValue("this model cannot be guided: it has no detokenizer; choose another one", param=guide.field)
+
+
 def _no_room(tokens: int, capacity: int) -> OutOfMemory:
     return OutOfMemory(
         f"{tokens} tokens do not fit into the {capacity} for which there is memory: shorten the prompt or max_tokens, "
@@ -308,5 +333,6 @@ def main(sock: socket.socket) -> int:
 
 
 if __name__ == "__main__":
+    confine.first_to_go()
     end_with(int(sys.argv[2]))
     sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

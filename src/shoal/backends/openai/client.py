@@ -147,6 +147,7 @@ class Client:
                 task = asyncio.create_task(_ended(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
+                task.add_done_callback(lambda _: response.close())
             else:
                 # One that was read to its end has given its connection back already.
                 response.close()
@@ -207,8 +208,6 @@ async def _ended(response: aiohttp.ClientResponse) -> None:
                 pass
     except (TimeoutError, aiohttp.ClientError, OSError):  # the answer is complete; only the connection is of no use
         pass
-    finally:
-        response.close()
 
 
 class _Stale(Exception):

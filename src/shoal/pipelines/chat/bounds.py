@@ -8,13 +8,13 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
-MOST_STEPS = 1_000_000
-"""Turns of loops, calls, filters, tests and outputs, together."""
+MOST_STEPS = 4_000_000
+"""Turns of loops, calls, filters, sums and outputs, together."""
 MOST_CHARS = 1 << 26
 """Characters of the whole, and of any text that is built up within it."""
 MOST_OCTETS = 1 << 29
@@ -37,17 +37,31 @@ _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u30
 )
 _ENCODINGS = frozenset({"utf-8", "utf8", "ascii", "latin-1"})
 
-NESTING = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()), Namespace)
+NESTING: tuple[type, ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    Namespace,
+)
 """What may hold itself many times over, without any memory."""
 
 
+class Spent(SecurityError):
+    """The budget of a rendering is used up."""
+
+
 class Budget:
-    """Of one rendering. Raises SecurityError when it is used up, and goes on to raise it."""
+    """Of one rendering. Raises Spent when it is used up, and goes on to raise it."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._octets = 0
-        self._look = 0
+        self._look = _LOOK
         self._until = time.monotonic() + MOST_SECONDS
 
     def spend(self, steps: int = 1) -> None:
@@ -56,16 +70,16 @@ class Budget:
             self._look = self._steps + _LOOK
             if self._steps > MOST_STEPS:
                 self._look = 0
-                raise SecurityError(f"the template takes more than {MOST_STEPS} steps")
+                raise Spent(f"the template takes more than {MOST_STEPS} steps")
             if time.monotonic() > self._until:
                 self._look = 0
-                raise SecurityError(f"the template takes more than {MOST_SECONDS:g} seconds")
+                raise Spent(f"the template takes more than {MOST_SECONDS:g} seconds")
 
     def charge(self, octets: int) -> None:
         """Memory that was taken."""
         self._octets += octets
         if self._octets > MOST_OCTETS:
-            raise SecurityError(f"the template builds up more than {MOST_OCTETS} bytes")
+            raise Spent(f"the template builds up more than {MOST_OCTETS} bytes")
         self.spend(1 + octets // _STEP)
 
 
@@ -121,7 +135,7 @@ def size(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     nodes = chars = 0
-    left = [value]
+    left: list[Any] = [value]
     while left:
         each = left.pop()
         nodes += 1
@@ -131,9 +145,9 @@ def size(value: Any) -> int:
             left.extend(each)
             left.extend(each.values())
         elif isinstance(each, Namespace):
-            left.append(each._Namespace__attrs)  # type: ignore[attr-defined]  # its only field, which it writes out
+            left.append(each._Namespace__attrs)  # its only field, which it writes out
         elif isinstance(each, NESTING):
-            left.extend(each)
+            left += [*cast(Iterable[Any], each)]
         else:
             chars += 8
         if nodes + len(left) > MOST_ITEMS or chars > MOST_CHARS:
@@ -216,8 +230,10 @@ def percent(form: str | bytes, values: Any) -> None:
 
 
 def replaced(text: str | bytes, old: Any, new: Any) -> None:
-    if isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, type(text)):
-        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))  # type: ignore[arg-type]  # of one type
+    if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
+        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))
+    if isinstance(text, bytes) and isinstance(old, bytes) and isinstance(new, bytes):
+        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))
 
 
 def indented(text: Any, width: Any) -> None:
@@ -244,7 +260,7 @@ def method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
         for each in values:
             narrow(each)
             if name == "expandtabs" and isinstance(each, int):
-                fits(len(owner) + owner.count("\t" if isinstance(owner, str) else b"\t") * each)
+                fits(len(owner) + _tabs(owner) * each)
     elif name == "replace" and len(values) > 1:
         replaced(owner, values[0], values[1])
     elif name == "translate" and values:
@@ -254,6 +270,10 @@ def method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
         raise SecurityError("a template may encode as UTF-8 only")
     elif name in ("split", "rsplit", "splitlines") and isinstance(owner, str):
         _pieces(owner, values[0] if name != "splitlines" and values else None)
+
+
+def _tabs(text: str | bytes) -> int:
+    return text.count("\t") if isinstance(text, str) else text.count(b"\t")
 
 
 def _pieces(text: str, separator: Any) -> None:

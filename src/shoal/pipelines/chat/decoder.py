@@ -89,7 +89,8 @@ class CumulativeText:
 class AnswerDecoder:
     """The Decoder of one choice: detokenises, tells thoughts and calls apart, and ends at stop texts.
 
-    A piece's log probabilities come with the content that they are of.
+    A piece's log probabilities come with the content that they are of. Blanks directly before a call are dropped with
+    its frame before stop texts are looked for, so that a stop text of blanks alone does not end an answer there.
     """
 
     def __init__(self, index: int, decoding: Decoding) -> None:

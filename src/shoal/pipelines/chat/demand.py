@@ -11,6 +11,8 @@ from shoal.types import Generate, Tool
 
 DEEPEST = 64
 """Levels of a tool's schema: templates and grammars read it by recursion."""
+MOST_VALUES = 20_000
+"""In the schemas of all tools: a template shows them, whatever the context has room for."""
 
 _NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 _NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -25,10 +27,17 @@ def offered(task: Generate) -> list[Tool]:
 
 
 def check_depth(tools: Sequence[Tool]) -> None:
-    """Raise InvalidValue for a schema that nests too deeply."""
+    """Raise InvalidValue for a schema that nests too deeply, or for more in all of them than anybody means."""
+    left = MOST_VALUES
     for number, tool in enumerate(tools):
         level: list[Any] = [tool.parameters]
         for _ in range(DEEPEST):
+            left -= sum(map(len, level))
+            if left < 0:
+                raise InvalidValue(
+                    f"the parameters of the tools hold more than {MOST_VALUES} values: send fewer or smaller tools",
+                    param="tools",
+                )
             inner = [each.values() if isinstance(each, dict) else each for each in level]
             level = [value for values in inner for value in values if isinstance(value, dict | list)]
             if not level:

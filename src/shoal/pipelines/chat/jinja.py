@@ -3,7 +3,7 @@
 A template comes with a model's files, and so from strangers: it may read what it is given and make a text of it,
 nothing else. What one rendering takes is bounded, by the numbers in `bounds`:
 
-- Steps: each turn of a loop, each call (also of a macro by itself), filter, test and output.
+- Steps: each turn of a loop, each call (also of a macro by itself), filter, sum or product, and output.
 - Sizes, looked at before anything is made: sums, products and powers of texts, lists and whole numbers; widths and
   precisions of formats, fills and indentations; replacements; what is written out, compared, sorted or hashed, where
   all counts that a value holds twice; the rendered text.
@@ -37,19 +37,22 @@ from jinja2.visitor import NodeTransformer
 from shoal.pipelines.chat import bounds
 
 UNUSED = ("filesizeformat", "forceescape", "pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-_SHALLOW = frozenset(
-    "attr batch count d default first items last length list map random reject rejectattr reverse select selectattr"
-    " slice".split()
-)
+# fmt: off
+_SHALLOW = frozenset((
+    "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",
+    "rejectattr", "reverse", "select", "selectattr", "slice",
+))
 """Filters that only look at the outside of a value."""
-_PLAIN_TESTS = frozenset(
-    "boolean callable defined divisibleby escaped even false filter float integer iterable lower mapping none number"
-    " odd sameas sequence string test true undefined upper".split()
-)
-_EACH = frozenset(
-    "batch groupby list map max min reject rejectattr select selectattr slice sort sum title unique urlencode wordcount".split()
-)
+_COMPARING = frozenset((
+    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne",
+))
+"""Tests that look at all of a value."""
+_EACH = frozenset((
+    "batch", "groupby", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice", "sort",
+    "sum", "title", "unique", "urlencode", "wordcount",
+))
 """Filters that go through a text letter by letter, at Python's own speed."""
+# fmt: on
 _SMALL = 16
 """Items of a list in the source whose memory nobody counts: there are only so many steps."""
 _MOST_INDENT = 16
@@ -72,7 +75,7 @@ class Bounded(ImmutableSandboxedEnvironment):
             bounds.percent(left, right)
         return bounds.charged(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805  # as Jinja's
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         bounds.spend()
         if isinstance(__obj, LoopContext):
             args = (*map(bounds.counted, args[:1]), *args[1:])
@@ -133,8 +136,9 @@ class _Bounds(NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        made = self.generic_visit(node)
-        return _filtered(node, "_charged") if isinstance(node.arg, nodes.Slice) else made
+        sliced = isinstance(node.arg, nodes.Slice)
+        self.generic_visit(node)
+        return _filtered(node, "_charged") if sliced else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         for pair in node.items:
@@ -148,12 +152,12 @@ class _Bounds(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         return self._literal(node) if node.ctx == "load" else self.generic_visit(node)
 
-    def _literal(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
+    def _literal(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, "_charged") if len(node.items) > _SMALL else node
 
 
-def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Expr:
+def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Expr:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
@@ -184,9 +188,7 @@ def environment() -> Environment:
         del made.filters[name]
     made.filters |= {"tojson": _to_json, "join": _join, "sum": _sum}
     made.filters = {name: _bounded(name, filter, _CHECKS.get(name)) for name, filter in made.filters.items()}
-    made.tests = {
-        name: test if name in _PLAIN_TESTS else _bounded(name, test, None) for name, test in made.tests.items()
-    }
+    made.tests = {name: _bounded(name, test, None) if name in _COMPARING else test for name, test in made.tests.items()}
     made.filters["_counted"] = bounds.counted
     made.filters["_joined"] = bounds.joined
     made.filters["_measured"] = bounds.measured
@@ -227,7 +229,7 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _bounded(name: str, func: Callable[..., Any], check: Callable[..., None] | None) -> Callable[..., Any]:
+def _bounded(name: str, func: Any, check: Callable[..., None] | None) -> Callable[..., Any]:
     """A filter or test that is a step, looks at what it is given, and is charged what it makes."""
     own = 0 if _PassArg.from_obj(func) is None else 1
     deep = name not in _SHALLOW
@@ -329,6 +331,6 @@ def _raise(message: Any) -> NoReturn:
 
 def _now(form: str) -> str:
     bounds.narrow(len(form), _MOST_FORM)
-    if any(len(digits) > 2 for digits in "".join(each if each.isdecimal() else " " for each in form).split()):
-        raise SecurityError("a width in the template is too large: a date has two digits of it at most")
+    if any(len(digits) > 3 for digits in "".join(each if each.isdecimal() else " " for each in form).split()):
+        raise SecurityError("a width in the template is too large: give one of three digits at most")
     return datetime.now().strftime(form)

@@ -20,12 +20,12 @@ from shoal.pipelines.chat.template import ChatTemplate
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
 from shoal.pipelines.chat.tools.outlet import call_id, short_call_id
 from shoal.pipelines.chat.turns import shorter, turns
-from shoal.pipelines.chat.vocabulary import CHARS_PER_TOKEN, Vocabulary
+from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
 from shoal.types import Generate, Guide, Message, Sampling, TextItem
 
 RESERVE = 1024
-"""Where turns are left out and nobody said how long the answer may be: room is made for so many tokens, or a quarter of
-the context."""
+"""Where turns are left out and nobody said how long the answer may be: room is made for so many tokens. It is a quarter
+of the context at most, whoever said what: they mean as long as it goes, and the conversation is worth more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,8 @@ class TextChatPipeline:
         whole = self._rendered(task, task.messages)
         if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
             groups = turns(task.messages)
-            wished = asked or self.options.answer_tokens or min(RESERVE, most // 4)
+            wished = asked if asked is not None else self.options.answer_tokens or RESERVE
+            wished = min(wished, max(1, most // 4))
             if len(groups) > 1 and whole.tokens + wished > most:
                 whole = self._shortened(task, groups, most - wished)
         return self._fitting(whole, asked, "messages")
@@ -191,11 +192,19 @@ class TextChatPipeline:
     def _shortened(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
         """The conversation with as few as possible of its oldest turns left out: all but the last, if need be."""
         low, high = 1, len(groups) - 1
+        found: Prompt | None = None
         while low < high:
             middle = (low + high) // 2
-            tokens = self._rendered(task, shorter(task.messages, groups[:middle])).tokens
-            low, high = (low, middle) if tokens is None or tokens <= room else (middle + 1, high)
-        kept = shorter(task.messages, groups[:low])
+            tried = self._without(task, groups[:middle])
+            if tried.tokens is None or tried.tokens <= room:
+                high, found = middle, tried
+            else:
+                low = middle + 1
+        # What fitted last leaves out just `high` turns.
+        return found or self._without(task, groups[:high])
+
+    def _without(self, task: Generate, left_out: Sequence[Sequence[int]]) -> Prompt:
+        kept = shorter(task.messages, left_out)
         return replace(self._rendered(task, kept), cut=len(task.messages) - len(kept))
 
     def _rendered(self, task: Generate, messages: Sequence[Message]) -> Prompt:
@@ -211,11 +220,11 @@ class TextChatPipeline:
             variables=task.template_kwargs,
         )
         opened = self.options.reasoning == "think" and text.rstrip().endswith(OPEN)
-        return replace(self._read(text, special=False), opened=opened)
+        return replace(self._read(text, "messages"), opened=opened)
 
     def _prompt(self, item: TextItem) -> Prompt:
         if isinstance(item, str):
-            return self._read(item, special=True)
+            return self._read(item, "prompt")
         if self.vocabulary is None:
             raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
         self.vocabulary.check(item)
@@ -223,27 +232,27 @@ class TextChatPipeline:
         text = self.vocabulary.decode(bare, skip_special_tokens=False)
         return Prompt(text=text, ids=tuple(item), tokens=len(item))
 
-    def _read(self, text: str, *, special: bool) -> Prompt:
-        """A text that is too long is read only as far as that is sure; `_fitting` refuses it then."""
+    def _read(self, text: str, param: Literal["messages", "prompt"]) -> Prompt:
+        """A text that is too long has no ids: it is not read to its end, and `_fitting` refuses it."""
         if self.vocabulary is None:
+            check_letters(text, param)
             return Prompt(text=text)
-        ids = self.vocabulary.fit(text, special=special, limit=self.options.context_tokens)
+        special = param == "prompt"
+        ids, tokens = self.vocabulary.fit(text, special=special, limit=self.options.context_tokens, param=param)
         bos = self.vocabulary.bos_id
         if not special and self.vocabulary.adds_bos and bos is not None:
             text = text.removeprefix(self.vocabulary.raw.id_to_token(bos) or "")
-        return Prompt(text=text, ids=tuple(ids), tokens=len(ids))
+        return Prompt(text=text, ids=None if ids is None else tuple(ids), tokens=tokens)
 
     def _fitting(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
+        """The prompt, where it leaves room for one token, if any is asked for: an answer is as long as it goes."""
         most, tokens = self.options.context_tokens, prompt.tokens
-        if most is None or tokens is None or tokens + (1 if asked is None else asked) <= most:
+        if most is None or tokens is None or tokens + (asked != 0) <= most:
             return prompt
-        wanted = asked or 0
-        advice = "" if tokens >= most else ", or ask for a shorter answer with max_tokens"
-        # What is far too long was not read to its end.
-        least = "at least " if len(prompt.text) > most * CHARS_PER_TOKEN else ""
+        least = "at least " if prompt.ids is None else ""
         raise TooLong(
-            f"This model's maximum context length is {most} tokens. However, you requested {least}{tokens + wanted}"
-            f" tokens ({tokens} in the {param}, {wanted} in the completion). Shorten the {param}{advice}.",
+            f"This model's maximum context length is {most} tokens. However, there are {least}{tokens} tokens in the"
+            f" {param}, which leaves no room for an answer. Shorten the {param}.",
             param=param,
         )
 

@@ -31,7 +31,8 @@ class ChatTemplate:
 
     `special_tokens` are variables of every rendering (bos_token, eos_token, ...). `mentions_tools`: it does something
     with tools. `parser`: how the model writes its calls, as far as the template tells. Raises ConfigError for a source
-    that is no Jinja, or uses what chat templates do not have; its message says the line.
+    that is no Jinja, or uses what chat templates do not have; its message says the line. And for one that goes on for
+    ever, since it is tried out.
     """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -121,6 +122,10 @@ class ChatTemplate:
         try:
             given = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
             return jinja.render(self._template, given)
+        except bounds.Spent as error:
+            raise ConfigError(
+                f"the chat template does not come to an end for the smallest of conversations: {error.message}"
+            ) from error
         except TemplateError:
             return None  # an answer to the probe: the template does not take it
 

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from shoal.errors import InvalidValue, ModelFileError
 
 Form: TypeAlias = Literal["byte_level", "byte_fallback", "other"]
 
 CHARS_PER_TOKEN = 8
-"""The first piece of a long text: prose has 4 to 5 characters a token, so that a piece tells when it is too long."""
-GROWTH = 4
+"""A text with fewer characters for each token that fits is read at once: prose has 4 to 5 of them."""
+PIECE, SMALLEST = 1 << 16, 1 << 11
+"""Characters of a longer text that are read at a time: a letter takes up to 200 bytes while it is."""
+AT_ONCE = 1 << 20
+"""Characters that are read at once at most, before it is known that they fit."""
 MARGIN = 16
-"""A special token that the end of a piece cuts apart makes so many tokens more, and not as many."""
+"""A word or special token that the end of a piece cuts apart makes so many tokens more, and not as many."""
 _OCTET = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -58,8 +62,10 @@ class Vocabulary:
         self.raw = _load(folder / file, file)
         self.raw.no_padding()
         self.raw.no_truncation()
-        self.size = 1 + max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        words = self.raw.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(words.values(), default=-1)
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
+        self._octets_per_token = max((len(word.encode()) for word in words), default=1) * shrinkage(self.raw)
         eos = self.raw.token_to_id(eos_token) if eos_token else None
         self.eos_ids = frozenset(eos_ids) | ({eos} if eos is not None else frozenset())
         self.spelling = _spelling(self.raw)
@@ -70,36 +76,54 @@ class Vocabulary:
         self.adds_bos = self.bos_id is not None and first == self.bos_id
         self._parts: dict[int, int | str | bytes | None] = {}
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool, param: str = "prompt") -> list[int]:
         """The ids of a text; `special`: with the tokens that the tokenizer itself puts around it.
 
         What is spelt like a special token becomes that token, so that a rendered template is read as it was meant.
         A text that already begins with the first token does not get it twice. Raises InvalidValue for a text that the
-        tokenizer cannot read.
+        tokenizer cannot read, in the name of `param`.
         """
         try:
             ids = self.raw.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except Exception as error:  # of the library: a word without a token, or no Unicode
-            raise InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="prompt") from error
+            check_letters(text, param)
+            raise InvalidValue(f"the model's tokenizer cannot read this text: {error}", param=param) from error
         if special and self.adds_bos and ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]
         return ids
 
-    def fit(self, text: str, *, special: bool, limit: int | None) -> list[int]:
-        """As `encode`; of a text with surely more than `limit` tokens only the first ones, and more than that.
+    def fit(
+        self, text: str, *, special: bool, limit: int | None, param: str = "prompt"
+    ) -> tuple[list[int] | None, int]:
+        """As `encode`, and how many ids they are. Of a text with surely more than `limit` tokens there are none, and
+        the number is one that it has at least: it is not read to its end.
 
-        A token costs hundreds of bytes while it is made, so that nobody may ask for millions of them in vain.
+        Sure is a text with more letters than `limit` of the longest tokens have bytes (see `shrinkage`); and one whose
+        pieces have twice as many tokens in all, or where they end at spaces hardly more. A token takes hundreds of
+        bytes while it is made, so that nobody may ask for millions of them in vain.
         """
-        size = 0 if limit is None else max(limit, MARGIN) * CHARS_PER_TOKEN
-        while limit is not None and size < len(text):
-            # Up to a space, as a word that is cut may have more tokens than the whole one.
-            at = text.rfind(" ", size // 2, size)
-            if at > 0:
-                ids = self.encode(text[:at], special=special)
-                if len(ids) > limit + MARGIN:
-                    return ids
-            size *= GROWTH
-        return self.encode(text, special=special)
+        if limit is not None and len(text) > min(limit * CHARS_PER_TOKEN, AT_ONCE):
+            if len(text) > limit * self._octets_per_token:
+                return None, max(limit + 1, len(text) // self._octets_per_token)
+            least = self._least(text, limit, param)
+            if least > limit:
+                return None, least
+        ids = self.encode(text, special=special, param=param)
+        return ids, len(ids)
+
+    def _least(self, text: str, limit: int, param: str) -> int:
+        """A number of tokens that a text has at least, once that is more than `limit`; else nothing of worth."""
+        start = least = 0
+        while start < len(text) and least <= limit:
+            end = min(start + max(SMALLEST, min(limit * CHARS_PER_TOKEN // 2, PIECE)), len(text))
+            # At a space nearly every tokenizer parts words, and a word that is cut may have more tokens than the whole.
+            space = text.rfind(" ", (start + end) // 2, end) if end < len(text) else end
+            whole = space > start
+            end = space if whole else end
+            found = len(self.encode(text[start:end], special=False, param=param)) - MARGIN
+            least += max(0, found if whole else found // 2)
+            start = end
+        return least
 
     def count(self, text: str) -> int:
         """How many tokens a text has, without any around it."""
@@ -157,6 +181,18 @@ class Vocabulary:
         return int(found[1], 16) if found else text
 
 
+def check_letters(text: str, param: str) -> None:
+    """Raise InvalidValue for a text with half a character of UTF-16, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(
+            f"a text has half of a character, \\u{ord(text[error.start]):04x}, which is none: send the other half with"
+            " it, or leave it out",
+            param=param,
+        ) from error
+
+
 def _load(path: Path, file: str) -> Tokenizer:
     if not path.is_file():
         raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
@@ -164,6 +200,42 @@ def _load(path: Path, file: str) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
         raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
+
+
+_KEPT = {"ByteLevel": 1, "Prepend": 1, "NFD": 1, "NFKD": 8, "NFC": 4, "NFKC": 8, "Lowercase": 3}
+"""How many times shorter a normalizer makes a text at most, in bytes."""
+_PARTING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Split", "Punctuation"})
+"""Pre-tokenizers that drop nothing, unless they say so."""
+DROPS = 64
+
+
+def shrinkage(raw: Tokenizer) -> int:
+    """How many times more bytes a text may have than its tokens. `DROPS` where a tokenizer may drop any number of them
+    (blanks, accents, words that it does not know): nothing is sure then, and that is generous."""
+    state: list[dict[str, Any]] = []
+    for part in (raw.normalizer, raw.pre_tokenizer):
+        one: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {"type": "Prepend"}
+        state.append({"type": "Sequence", "steps": one.get("normalizers") or one.get("pretokenizers") or [one]})
+    before, parting = (each["steps"] for each in state)
+    kept = 1
+    for step in before:
+        if step["type"] == "Replace" and "String" in step["pattern"]:
+            pattern, content = step["pattern"]["String"].encode(), step["content"].encode()
+            kept *= -(-len(pattern) // len(content)) if content else DROPS
+        else:
+            kept *= _KEPT.get(step["type"], DROPS)
+    if any(step["type"] not in _PARTING | {"Prepend"} or step.get("behavior") == "Removed" for step in parting):
+        return DROPS
+    if any(token.lstrip or token.rstrip for token in raw.get_added_tokens_decoder().values()):
+        return DROPS
+    spelt = any(step["type"] == "ByteLevel" for step in [*before, *parting])
+    octets = _LETTERS if spelt else [f"<0x{octet:02X}>" for octet in range(256)]
+    model = raw.model
+    if isinstance(model, BPE):
+        known = (spelt or model.byte_fallback) and not (model.continuing_subword_prefix or model.end_of_word_suffix)
+    else:
+        known = bool(getattr(model, "byte_fallback", False))
+    return min(kept, DROPS) if known and all(raw.token_to_id(each) is not None for each in octets) else DROPS
 
 
 def _spelling(raw: Tokenizer) -> Spelling:

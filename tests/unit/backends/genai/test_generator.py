@@ -388,7 +388,7 @@ class TestLife:
         await made.aclose()
         assert longest < 0.2
 
-    async def test_closing_in_the_middle(self) -> None:
+    async def test_closing_in_the_middle(self, caplog: pytest.LogCaptureFixture) -> None:
         """Who waits hears of it, the process is gone, and closing again is nothing."""
         made = await open_generator(IR, name="closing", options=EXACT)
         stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
@@ -405,6 +405,7 @@ class TestLife:
             os.kill(pid, 0)
         with pytest.raises(TransportFailed):
             await answer(made, PROMPT)
+        assert caplog.messages == []
 
     async def test_a_process_that_dies(self) -> None:
         """All that it answered fails, whoever asked to be told is told once, and nothing waits for ever."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import shutil
@@ -25,7 +26,7 @@ from tests.unit.backends.genai.conftest import EXACT, IR
 if find_spec("openvino_genai") is None:
     pytest.skip("needs the 'llm' extra", allow_module_level=True)
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux: a process that ends with its parent, waitid")
 
 PARENT = """
 import asyncio, sys
@@ -132,7 +133,9 @@ class TestWaiting:
         """Messages, a word at a time, in the order in which they were said."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        process = await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         worker = Worker(process, reader, writer)
         start = frame(Start(id=7, ids=(1,), sampling=Sampling()))
         worker.say(7, start)
@@ -180,6 +183,18 @@ class TestEnd:
             )
         assert done.returncode == 1
         assert "the gateway that started this process is gone" in done.stderr
+
+    @linux
+    async def test_killing_twice_keeps_how_it_ended(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The exit code is the loop's to fetch, also between the end and its notice."""
+        worker = await Worker.spawn("tiny")
+        worker.kill()
+        with contextlib.suppress(ChildProcessError):  # the watcher of children was faster
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the loop is to stand
+        worker.kill()
+        await worker.end(0)
+        assert worker.process.returncode == -signal.SIGKILL
+        assert caplog.messages == []
 
     @pytest.mark.parametrize(
         ("kind", "error"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
-from shoal.pipelines.chat.demand import call_schema, offered
+from shoal.errors import InvalidValue
+from shoal.pipelines.chat.demand import DEEPEST, MOST_VALUES, call_schema, check_depth, offered
 from shoal.types import Generate, Tool
 
 CITY = Tool(
@@ -63,3 +64,25 @@ def test_a_named_tool_is_the_only_one_offered() -> None:
     task = Generate(model="m", tools=[CITY, LIST], tool_choice="function", tool_name="walk")
     assert offered(task) == [LIST]
     assert offered(Generate(model="m", tools=[CITY, LIST], tool_choice="required")) == [CITY, LIST]
+
+
+def wide(count: int) -> Tool:
+    return Tool(name="f", parameters={"type": "object", "enum": [[] for _ in range(count)]})
+
+
+def test_tools_hold_no_more_values_than_anybody_means() -> None:
+    """All of them together, and what is beyond that is not looked at."""
+    check_depth([wide(1_000)] * 19)
+    for tools in ([wide(MOST_VALUES)], [wide(1_000)] * 21):
+        with pytest.raises(InvalidValue, match=f"hold more than {MOST_VALUES} values: send fewer") as caught:
+            check_depth(tools)
+        assert caught.value.param == "tools"
+
+
+def test_schemas_may_nest_so_deeply_and_no_deeper() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(DEEPEST - 1):
+        deep = {"a": deep}
+    check_depth([Tool(name="f", parameters=deep)])
+    with pytest.raises(InvalidValue, match=f"tool 1 nest more than {DEEPEST}"):
+        check_depth([CITY, Tool(name="f", parameters={"a": deep})])

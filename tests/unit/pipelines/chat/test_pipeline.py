@@ -11,6 +11,7 @@ from shoal.core.protocols import ChatPipeline, Piece, Prompt
 from shoal.errors import InvalidValue, TooLong, Unsupported
 from shoal.pipelines.chat.pipeline import ChatOptions, TextChatPipeline
 from shoal.pipelines.chat.template import ChatTemplate
+from shoal.pipelines.chat.vocabulary import Vocabulary
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 from tests.fixtures import tiny_llama
 from tests.fixtures.chat_templates import DEEPSEEK, GEMMA, LLAMA3, MISTRAL, QWEN
@@ -50,6 +51,19 @@ def long_talk(turns: int) -> list[Message]:
             Message(role="assistant", content=f"answer {number}"),
         ]
     return [*said, Message(role="user", content="and now?")]
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many letters are given to the tokenizer, each time."""
+    seen: list[int] = []
+    encode = Vocabulary.encode
+
+    def spy(self: Vocabulary, text: str, *, special: bool, param: str = "prompt") -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, special=special, param=param)
+
+    monkeypatch.setattr(Vocabulary, "encode", spy)
+    return seen
 
 
 def test_it_is_the_seam() -> None:
@@ -195,20 +209,20 @@ class TestTools:
 
 class TestLength:
     def test_both_counts_and_the_next_step_are_told(self) -> None:
-        task = chat(sampling=Sampling(max_tokens=90))
+        task = chat(*long_talk(3), HI)
         tokens = only(pipeline(), task).tokens or 0
         with pytest.raises(TooLong) as caught:
-            pipeline(context_tokens=100).prompts(task)
+            pipeline(context_tokens=tokens).prompts(task)
         assert caught.value.message == (
-            "This model's maximum context length is 100 tokens. However, you requested"
-            f" {tokens + 90} tokens ({tokens} in the messages, 90 in the completion). Shorten the messages, or ask for"
-            " a shorter answer with max_tokens."
+            f"This model's maximum context length is {tokens} tokens. However, there are {tokens} tokens in the"
+            " messages, which leaves no room for an answer. Shorten the messages."
         )
         assert caught.value.param == "messages"
-        assert only(pipeline(context_tokens=tokens + 90), task).tokens == tokens
+        assert only(pipeline(context_tokens=tokens + 1), task).tokens == tokens
 
-    @pytest.mark.parametrize(("asked", "fits"), [(None, 99), (0, 100), (1, 99), (50, 50)])
-    def test_there_is_room_for_an_answer_or_none(self, asked: int | None, fits: int) -> None:
+    @pytest.mark.parametrize(("asked", "fits"), [(None, 99), (0, 100), (1, 99), (50, 99), (2_147_483_647, 99)])
+    def test_there_is_room_for_one_token_or_none_is_asked_for(self, asked: int | None, fits: int) -> None:
+        """However long an answer may be: it is as long as it goes."""
         made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=asked)
         (prompt,) = made.prompts(Generate(model="m", prompts=[[5] * fits], sampling=sampling))
         assert prompt.tokens == fits
@@ -216,10 +230,23 @@ class TestLength:
             made.prompts(Generate(model="m", prompts=[[5] * (fits + 1)], sampling=sampling))
         assert caught.value.param == "prompt"
 
-    def test_what_is_far_too_long_is_not_read_to_its_end(self) -> None:
-        task = Generate(model="m", prompts=["the weather " * 100_000])
-        with pytest.raises(TooLong, match=r"you requested at least \d+ tokens"):
-            pipeline(context_tokens=100).prompts(task)
+    @pytest.mark.parametrize("text", ["the weather " * 100_000, "w" * 1_000_000, " " * 1_000_000])
+    def test_what_is_far_too_long_is_not_read_to_its_end(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        read = reads(monkeypatch)
+        for task in (Generate(model="m", prompts=[text]), chat(Message(role="user", content=text))):
+            with pytest.raises(TooLong, match=r"there are at least \d+ tokens in the (prompt|messages)"):
+                pipeline(context_tokens=100).prompts(task)
+        assert sum(read) < 10_000
+
+    @pytest.mark.parametrize("word", ["the weather ", "w"])
+    def test_a_long_conversation_is_not_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+        """Where the oldest turns are left out: each try reads what may fit, and none all of it."""
+        said = [Message(role="user", content=word * (40_000 // len(word))) for _ in range(200)]
+        made = pipeline(context_tokens=2048, truncation="oldest")
+        read = reads(monkeypatch)
+        prompt = only(made, chat(*said, HI))
+        assert prompt.cut == 200
+        assert sum(read) < 300_000
 
     def test_nothing_is_left_out_unless_the_operator_says_so(self) -> None:
         with pytest.raises(TooLong):
@@ -247,8 +274,17 @@ class TestLength:
     def test_room_for_the_answer_is_made_where_nobody_says_how_much(self) -> None:
         prompt = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
         assert (prompt.tokens or 0) <= 300
-        told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=200), chat(*long_talk(20)))
-        assert (told.tokens or 0) <= 200
+        told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=1), chat(*long_talk(20)))
+        assert 300 < (told.tokens or 0) <= 399
+
+    @pytest.mark.parametrize("asked", [101, 100_000])
+    def test_room_is_made_for_a_quarter_of_the_context_at_most(self, asked: int) -> None:
+        """Many clients ask for more than anybody needs, and would lose all of the conversation for it."""
+        made = pipeline(context_tokens=400, truncation="oldest", answer_tokens=asked)
+        quarter = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
+        assert only(made, chat(*long_talk(20))) == quarter
+        assert only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=asked))) == quarter
+        assert (only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=0))).tokens or 0) > 300
 
     def test_what_fits_stays_whole(self) -> None:
         assert only(pipeline(context_tokens=4000, truncation="oldest"), chat(*long_talk(5))).cut == 0
@@ -357,6 +393,20 @@ def test_backends_are_told_of_stop_texts_only_where_they_mean_all_of_the_text() 
     ):
         told = pipeline(source, None, tool_parser=parser, reasoning=reasoning).told(task, sampling)
         assert (told.stop, told.skip_special_tokens) == (stop, special)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", None])
+def test_half_a_character_is_refused_in_words_wherever_it_stands(kind: str | None) -> None:
+    """The name is of the field that was sent."""
+    call = ToolCall(id="c", name="now", arguments='{"a": "\\ud83e"}')
+    for task, param in (
+        (chat(HI, Message(role="assistant", tool_calls=[call])), "messages"),
+        (chat(Message(role="user", content="\ud83e")), "messages"),
+        (Generate(model="m", prompts=["\ud83e"]), "prompt"),
+    ):
+        with pytest.raises(InvalidValue, match=r"half of a character, \\ud83e") as caught:
+            pipeline(kind=kind, context_tokens=2048).prompts(task)
+        assert caught.value.param == param
 
 
 def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:

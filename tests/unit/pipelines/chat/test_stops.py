@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,3 +69,30 @@ def test_the_stop_itself_is_passed_on_only_when_asked(include: bool) -> None:
 def test_without_stops_everything_passes() -> None:
     assert StopTexts([]).push("abc") == StopTexts([""]).push("abc") == ("abc", False)
     assert StopTexts([]).flush() == ("", False)
+
+
+class Letters(str):
+    """A text that counts how often one of its letters is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at: Any) -> str:
+        Letters.looks += 1
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize("letter", ["a", "b"])
+def test_a_long_stop_is_looked_at_letter_by_letter(letter: str) -> None:
+    """Whatever its own pattern is: a few looks for each letter of the stop text and of the answer."""
+    long, Letters.looks = 4_000, 0
+    stops = StopTexts([Letters("a" * long + "b")])
+    told = "".join(stops.push(piece)[0] for _ in range(long // 8) for piece in ("aaaa", "aaa" + letter))
+    assert Letters.looks < 8 * long
+    assert told + stops.flush()[0] == ("aaaaaaa" + letter) * (long // 8)
+
+
+def test_what_was_let_go_begins_nothing_any_more() -> None:
+    stops = StopTexts(["ab", "abc\n"])
+    assert stops.push("xa") == ("x", False)
+    assert stops.flush() == ("a", False)
+    assert stops.push("b") == ("b", False)

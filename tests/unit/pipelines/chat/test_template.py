@@ -231,27 +231,6 @@ def test_refusals_are_in_the_templates_own_words(source: str, words: str) -> Non
     assert e.value.param == "messages"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
-        "{% for a in range(90000) %}{% for b in range(1000) %}{{ '%9999d' % 1 }}{% endfor %}{% endfor %}",
-        "{{ 'x' * 10**12 }}",
-        "{{ 10**12 * 'x' }}",
-        "{{ [0] * 10**12 }}",
-        "{{ 10**10**10 }}",
-        "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{{ range(10**9) | list }}",
-    ],
-)
-def test_a_template_neither_runs_nor_grows_for_ever(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(jinja, "MOST_STEPS", 100_000)
-    monkeypatch.setattr(jinja, "MOST_CHARS", 1 << 20)
-    with pytest.raises(InvalidValue, match=r"too large|more than|too big"):
-        rendered(source, HI)
-
-
 def test_loops_are_as_they_always_are() -> None:
     """Counting them changes nothing that a template can see."""
     source = (

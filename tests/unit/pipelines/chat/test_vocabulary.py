@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from shoal.errors import InvalidValue, ModelFileError
-from shoal.pipelines.chat.vocabulary import Vocabulary
+from shoal.pipelines.chat.vocabulary import CHARS_PER_TOKEN, DROPS, SMALLEST, Vocabulary, shrinkage
 from tests.fixtures import tiny_llama
-from tests.unit.pipelines.chat.chat_kit import TEXTS, vocabulary
+from tests.unit.pipelines.chat.chat_kit import KINDS, TEXTS, vocabulary
 from tests.unit.pipelines.tiny_tokenizers import save
 
 
@@ -87,27 +89,115 @@ def test_ids_in_range_pass() -> None:
     vocabulary().check([])
 
 
-def test_a_text_that_is_surely_too_long_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, read = vocabulary(), []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many letters are given to the tokenizer, each time."""
+    seen: list[int] = []
     encode = Vocabulary.encode
 
-    def spy(self: Vocabulary, text: str, *, special: bool) -> list[int]:
-        read.append(len(text))
-        return encode(self, text, special=special)
+    def spy(self: Vocabulary, text: str, *, special: bool, param: str = "prompt") -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, special=special, param=param)
 
     monkeypatch.setattr(Vocabulary, "encode", spy)
-    assert len(found.fit("the weather " * 100_000, special=True, limit=50)) > 50
-    assert sum(read) < 2000
+    return seen
+
+
+def test_a_text_that_is_surely_too_long_is_not_read_to_its_end(read: list[int]) -> None:
+    found = vocabulary()
+    ids, least = found.fit("the weather " * 1_000, special=True, limit=50)
+    assert ids is None
+    assert 50 < least <= len(found.encode("the weather " * 1_000, special=True))
+    assert sum(read[:-1]) <= SMALLEST
+
+
+@pytest.mark.parametrize("text", ["w" * 30_000_000, " " * 5_000_000, "東" * 5_000_000, "a b " * 5_000_000])
+def test_more_letters_than_the_longest_tokens_have_are_not_read_at_all(read: list[int], text: str) -> None:
+    ids, least = vocabulary().fit(text, special=False, limit=2048)
+    assert ids is None
+    assert 2048 < least <= len(text) * 3
+    assert read == []
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("word", ["w", "the weather ", " ", "東京", "zebra"])
+def test_memory_is_for_what_fits(read: list[int], kind: str, word: str) -> None:
+    """Without any space as well, pieces are read until they are surely too many."""
+    text = word * (400_000 // len(word))
+    ids, tokens = vocabulary(kind).fit(text, special=False, limit=2048)
+    if ids is None:
+        assert tokens > 2048
+        assert sum(read) <= 8 * SMALLEST * 4
+        assert max(read, default=0) <= 2048 * CHARS_PER_TOKEN
+    else:  # it drops blanks, or knows no such word
+        assert tokens == len(ids) < 2048
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(text=st.one_of(TEXTS, st.builds(str.__mul__, TEXTS, st.integers(1, 400))), limit=st.integers(1, 400))
+def test_what_is_refused_has_really_more(kind: str, text: str, limit: int) -> None:
+    found = vocabulary(kind)
+    try:
+        whole = found.encode(text, special=True)
+    except InvalidValue:
+        return
+    ids, tokens = found.fit(text, special=True, limit=limit)
+    if ids is None:
+        assert limit < tokens <= len(whole)
+    else:
+        assert (ids, tokens) == (whole, len(whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("byte_level", 1),
+        ("byte_fallback", 1),
+        ("bytes_apart", 1),
+        ("wordpiece", DROPS),
+        ("unigram", DROPS),
+        ("suffixed", DROPS),
+    ],
+)
+def test_how_much_a_tokenizer_may_drop(kind: str, factor: int) -> None:
+    assert shrinkage(vocabulary(kind).raw) == factor
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "factor"),
+    [
+        (normalizers.NFC(), 4),
+        (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), 12),
+        (normalizers.Replace("aaaa", "b"), 4),
+        (normalizers.Replace("a", ""), DROPS),
+        (normalizers.Replace(Regex(" +"), " "), DROPS),
+        (normalizers.Strip(), DROPS),
+        (normalizers.StripAccents(), DROPS),
+    ],
+)
+def test_a_normalizer_may_shorten_a_text(normalizer: normalizers.Normalizer, factor: int) -> None:
+    raw = tiny_llama.byte_level()
+    raw.normalizer = normalizer
+    assert shrinkage(raw) == factor
+
+
+def test_other_parts_that_drop_letters() -> None:
+    removed, stripped, lacking = (tiny_llama.byte_level() for _ in range(3))
+    removed.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(use_regex=False)]
+    )
+    stripped.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    lacking.pre_tokenizer = pre_tokenizers.Metaspace()
+    assert [shrinkage(raw) for raw in (removed, stripped, lacking)] == [DROPS] * 3
 
 
 @pytest.mark.parametrize("text", ["the weather " * 20, "x" * 9000, "", "a " * 5000])
 def test_what_is_read_whole_has_the_tokens_of_the_whole(text: str) -> None:
-    """A long word has no place to cut at, so that only the whole is sure."""
     found = vocabulary()
     whole = found.encode(text, special=True)
     for limit in (None, 10, 1000, 100_000):
-        ids = found.fit(text, special=True, limit=limit)
-        assert ids == whole or (limit is not None and len(whole) > limit < len(ids))
+        ids, tokens = found.fit(text, special=True, limit=limit)
+        assert (ids, tokens) == (whole, len(whole)) or (ids is None and limit is not None and len(whole) > limit)
 
 
 def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
@@ -127,10 +217,18 @@ def test_a_named_first_token(tmp_path: Path) -> None:
     assert (other.bos_id, other.adds_bos) == (tiny_llama.EOS, False)
 
 
-def test_a_text_that_no_tokenizer_can_read() -> None:
-    with pytest.raises(InvalidValue, match="tokenizer cannot read this text") as caught:
-        vocabulary().encode("half a character: \ud83e", special=True)
-    assert caught.value.param == "prompt"
+@pytest.mark.parametrize("param", ["prompt", "messages"])
+def test_half_a_character_is_named(param: str) -> None:
+    with pytest.raises(InvalidValue, match=r"half of a character, \\ud83e.*send the other half") as caught:
+        vocabulary().encode("half a character: \ud83e", special=True, param=param)
+    assert caught.value.param == param
+
+
+def test_a_word_that_no_tokenizer_can_read(tmp_path: Path) -> None:
+    raw = Tokenizer(models.WordLevel({"the": 0}, unk_token="<unk>"))
+    save(raw, tmp_path)
+    with pytest.raises(InvalidValue, match="tokenizer cannot read this text"):
+        Vocabulary(tmp_path).encode("weather", special=True)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model": {"type": "Unheard"}}'])

@@ -1,0 +1,158 @@
+"""What a guide may ask for at all, read off its text before anything is built from it.
+
+The library writes nested repeats out: `((a{1,1000}){1,1000}){1,1000}` has 29 characters and fills 20 GB. What is
+refused here would only have cost a trial its whole time; what passes is tried all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.errors import InvalidValue
+from shoal.types import Guide
+
+NESTED = 10_000
+"""The product of repeats that lie in one another."""
+
+LONGEST = 100_000
+"""One repeat, and each of a schema's upper limits."""
+
+LEAST = 10_000
+"""Each of a schema's lower limits: so much must be written."""
+
+ENTRIES = 10_000
+"""Values of one enum, members of one list."""
+
+DEPTH = 100
+"""Parentheses, or lists and objects of a schema, in one another."""
+
+_UPPER = ("maxLength", "maxItems", "maxProperties", "maxContains")
+_LOWER = ("minLength", "minItems", "minProperties", "minContains")
+_DIGITS = 9
+"""Of a number that is worth reading: a longer one is too large for anything."""
+
+_REPEAT = r"\{\s*(?P<least>\d*)\s*(?P<comma>,?)\s*(?P<most>\d*)\s*\}"
+_REGEX = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|{_REPEAT}|.", re.DOTALL)
+_EBNF = re.compile(
+    rf'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|{_REPEAT}|(?P<name>[A-Za-z_][\w.-]*)|\s+|.', re.DOTALL
+)
+_RULE = re.compile(r"([A-Za-z_][\w.-]*)\s*::=")
+
+
+def check(guide: Guide) -> None:
+    """Raises InvalidValue, of the field by which the client called the guide."""
+    try:
+        if guide.kind == "regex":
+            _regex(guide.value)
+        elif guide.kind == "grammar":
+            _Grammar(guide.value).check()
+        elif guide.kind in ("json_schema", "structural_tag"):
+            _schema(guide.value)
+    except RecursionError:
+        raise _refused(f"it is nested more than {DEPTH} deep: make it flatter", guide.field) from None
+    except InvalidValue as error:
+        raise _refused(error.message, guide.field) from None
+
+
+def _refused(reason: str, field: str) -> InvalidValue:
+    return InvalidValue(f"the form asked of the answer is too large: {reason}", param=field)
+
+
+def _regex(text: str) -> None:
+    _largest(_REGEX.finditer(text), {})
+
+
+def _largest(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
+    """The largest product of nested repeats. `weights`: that of each name. Raises InvalidValue where it is too large.
+
+    What cannot be read is counted as once: the library will refuse it.
+    """
+    levels, last = [1], 1
+    for token in tokens:
+        text = token[0]
+        if text == "(":
+            if len(levels) > DEPTH:
+                raise InvalidValue(f"it is nested more than {DEPTH} deep: make it flatter")
+            levels.append(1)
+            last = 1
+        elif text == ")":
+            last = levels.pop() if len(levels) > 1 else 1
+            levels[-1] = max(levels[-1], last)
+        elif token["comma"] is not None and (token["least"] or token["most"]):
+            bound = max(1, _number(token["most"] or token["least"]))
+            limit = NESTED if last > 1 and bound > 1 else LONGEST
+            last *= bound
+            if last > limit:
+                what = "repeats in one another come to" if limit == NESTED else "a repeat of"
+                raise InvalidValue(f"{what} {last} and at most {limit} are possible; repeat less, or use * or +")
+            levels[-1] = max(levels[-1], last)
+        elif text not in "?*+" and not text.isspace():
+            last = weights.get(text, 1)
+            levels[-1] = max(levels[-1], last)
+    return max(levels)
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) <= _DIGITS else 10**_DIGITS
+
+
+class _Grammar:
+    """Rules that count as often as they are repeated where they are named."""
+
+    def __init__(self, text: str) -> None:
+        found = list(_RULE.finditer(text))
+        ends = [*(rule.start() for rule in found[1:]), len(text)]
+        self._bodies = {rule[1]: text[rule.end() : end] for rule, end in zip(found, ends, strict=True)} if found else {}
+        self._weights: dict[str, int] = {}
+
+    def check(self) -> None:
+        for name in self._bodies:
+            self._weigh(name)
+
+    def _weigh(self, name: str) -> int:
+        if name not in self._weights:
+            self._weights[name] = 1  # of a rule that names itself, while it is weighed
+            body = self._bodies[name]
+            for token in _EBNF.finditer(body):
+                if token["name"] in self._bodies:
+                    self._weigh(token["name"])
+            self._weights[name] = _largest(_EBNF.finditer(body), self._weights)
+        return self._weights[name]
+
+
+def _schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except ValueError:  # the library refuses it, and says where it goes wrong
+        return
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > DEPTH:
+            raise InvalidValue(f"it is nested more than {DEPTH} deep: make it flatter")
+        if isinstance(node, dict):
+            _node(node)
+            waiting += [(value, depth + 1) for value in node.values()]
+        elif isinstance(node, list):
+            if len(node) > ENTRIES:
+                raise InvalidValue(f"a list of {len(node)} members, and at most {ENTRIES} are possible; offer fewer")
+            waiting += [(value, depth + 1) for value in node]
+
+
+def _node(node: dict[str, Any]) -> None:
+    """One object of a schema, or of a structural tag, whose parts are called as in a schema."""
+    for names, limit in ((_UPPER, LONGEST), (_LOWER, LEAST)):
+        for name in names:
+            value = node.get(name)
+            if isinstance(value, int | float) and value > limit:
+                raise InvalidValue(f"{name} is {value} and at most {limit} is possible; lower it, or leave it out")
+    if isinstance(node.get("pattern"), str):
+        _regex(node["pattern"])
+    if isinstance(node.get("grammar"), str):
+        _Grammar(node["grammar"]).check()
+    if isinstance(node.get("patternProperties"), dict):
+        for pattern in node["patternProperties"]:
+            _regex(pattern)

@@ -1,0 +1,72 @@
+"""The process that tries guides: `python -m shoal.backends.genai.trial SOCKET PATH VOCABULARY`.
+
+It has the model's tokenizer and no model, so that a guide which takes too long or too much ends this process and hurts
+no answer. It says that it is ready, then answers each Guide with a Verdict, in frames as in `messages`.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from shoal.backends.genai import bounds, confine
+from shoal.backends.genai.grammar import Grammars
+from shoal.backends.genai.messages import LENGTH, Verdict
+from shoal.backends.genai.pipeline import libraries
+from shoal.errors import InvalidValue
+from shoal.types import Guide
+
+ROOM_BYTES = 2**30
+"""Of address space that one guide may take."""
+
+FULL = "the form asked of the answer takes too much memory to compile: ask for a simpler one"
+
+WORN_BYTES = 2**29
+"""What was compiled stays in memory: after so much a new process goes on."""
+
+
+def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> None:
+    """Until the other end closes the socket. A guide that takes longer than `limit_s` ends the process by SIGALRM, also
+    in the middle of the library, and also when nobody waits for it any more."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    openvino, genai = libraries()
+    grammars = Grammars(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
+    grammars.try_out(Guide(kind="json_object"))  # threads and tables that every guide needs
+    _, began = confine.sizes()
+    with sock, sock.makefile("rwb") as line:
+        _say(line, Verdict())
+        while len(head := line.read(LENGTH.size)) == LENGTH.size:
+            guide = msgspec.msgpack.decode(line.read(LENGTH.unpack(head)[0]), type=Guide)
+            confine.leave_room(ROOM_BYTES)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            _, before = confine.sizes()
+            refused, full = "", False
+            try:
+                bounds.check(guide)
+                grammars.try_out(guide)
+            except InvalidValue as error:
+                refused = error.message
+            except MemoryError:
+                refused, full = FULL, True
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _, after = confine.sizes()
+            verdict = Verdict(refused=refused, size=max(0, after - before), worn=full or after - began > WORN_BYTES)
+            _say(line, verdict)
+            if verdict.worn:
+                return
+
+
+def _say(line: io.BufferedRWPair, verdict: Verdict) -> None:
+    body = msgspec.msgpack.encode(verdict)
+    line.write(LENGTH.pack(len(body)) + body)
+    line.flush()
+
+
+if __name__ == "__main__":
+    confine.first_to_go()
+    main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,160 @@
+"""Bodies that would hold the event loop: each is refused by its field, before anything is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.surfaces.ollama_kit import MODEL
+from tests.surfaces.ollama_kit import talking as ollama
+from tests.surfaces.talk_kit import TALKER, talking
+
+CHAT, RESPONSES, TEXT = "/v1/chat/completions", "/v1/responses", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+EMPTY = {"role": "user", "content": ""}
+CALL = {"function": {"name": "f", "arguments": ""}}
+ITEM = {"type": "function_call", "call_id": "a", "name": "f", "arguments": ""}
+PIXEL = "iVBORw0KGgo="
+
+
+def tool(at: int = 0, properties: int = 1) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {f"p{each}": {"type": "string"} for each in range(properties)}}
+    return {"type": "function", "function": {"name": f"f{at}", "parameters": schema}}
+
+
+def called(arguments: str) -> list[Any]:
+    return [*HI, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+
+
+OPENAI: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHAT, {"messages": [EMPTY] * 190_000}, "messages"),
+    (CHAT, {"messages": [EMPTY] * 8193}, "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 99_000}]}, "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 199_000}]}, "messages"),
+    (CHAT, {"messages": called("[" + "[]," * 700_000 + "[]]")}, "messages"),
+    (CHAT, {"messages": called('["' + "x" * 2_100_000 + '"]')}, "messages"),
+    (CHAT, {"messages": HI, "tools": [tool(each, 30) for each in range(1024)]}, "tools"),
+    (CHAT, {"messages": HI, "tools": [tool(each) for each in range(513)]}, "tools"),
+    (CHAT, {"messages": HI, "functions": [tool(each)["function"] for each in range(513)]}, "functions"),
+    (CHAT, {"messages": HI, "tools": [tool(0, 30_000)]}, "tools"),
+    (CHAT, {"messages": HI, "chat_template_kwargs": {"a": [{}] * 340_000}}, "chat_template_kwargs"),
+    (CHAT, {"messages": HI, "chat_template_kwargs": {"a": [0] * 500_000}}, "chat_template_kwargs"),
+    (CHAT, {"messages": HI, "guided_json": {"a": [{}] * 340_000}}, "guided_json"),
+    (CHAT, {"messages": HI, "guided_json": '{"a":[' + "[]," * 100_000 + "0]}"}, "guided_json"),
+    (CHAT, {"messages": HI, "structured_outputs": {"json": {"a": [0] * 100_000}}}, "structured_outputs"),
+    (
+        CHAT,
+        {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"schema": {"a": [0] * 100_000}}}},
+        "response_format",
+    ),
+    (CHAT, {"messages": HI, **{f"x{each}": 0 for each in range(100_000)}}, None),
+    (CHAT, {"messages": HI, "stop": "x" * 1025}, "stop"),
+    (CHAT, {"messages": HI, "stop": ["a", "x" * 1025]}, "stop"),
+    (RESPONSES, {"input": [EMPTY] * 190_000}, "input"),
+    (RESPONSES, {"input": [EMPTY] * 8193}, "input"),
+    (RESPONSES, {"input": [ITEM] * 60_000}, "input"),
+    (RESPONSES, {"input": [{**ITEM, "arguments": "[" + "0," * 200_000 + "0]"}]}, "input"),
+    (RESPONSES, {"input": "x", "metadata": {str(each): "x" for each in range(50_000)}}, "metadata"),
+    (RESPONSES, {"input": "x", "tools": [{**tool()["function"], "type": "function"}] * 513}, "tools"),
+    (TEXT, {"prompt": ["a"] * 2048, "best_of": 20}, "best_of"),
+    (TEXT, {"prompt": ["a"] * 2048, "n": 2, "best_of": 2}, "n"),
+    (TEXT, {"prompt": "a", "guided_json": {"a": [{}] * 340_000}}, "guided_json"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), OPENAI)
+async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> None:
+    """A 400 with the field at fault, and no work."""
+    server = talking()
+    body = orjson.dumps({"model": TALKER, **fields})
+    answer = await server.call("POST", path, body=body)
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, param), error["message"]
+    assert server.talker.tasks == []
+
+
+async def test_escapes_hide_nothing() -> None:
+    """Brackets may be written as \\u005b, so that none is seen until the text is decoded."""
+    escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 200_000) + b"\\u005d"
+    turn = b'{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%b"}}]}' % escaped
+    for field, rest in ((b"messages", b'"messages":[%b]' % turn), (b"guided_json", b'"guided_json":"%b"' % escaped)):
+        head = b"" if field == b"messages" else b'"messages":%b,' % orjson.dumps(HI)
+        answer = await talking().call("POST", CHAT, body=b"{%b%b}" % (head, rest[:1_000_000] if not head else rest))
+        assert (answer.status, answer.json()["error"]["param"]) == (400, field.decode())
+
+
+OLLAMA: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", {"messages": [EMPTY] * 190_000}, "'messages' holds more than"),
+    ("chat", {"messages": [EMPTY] * 8193}, "'messages' is invalid"),
+    ("chat", {"messages": HI, "tools": [[]] * 5_000_000}, "smaller tools and schemas"),
+    ("chat", {"messages": HI, "tools": [[]] * 200_000}, "'tools' holds more than"),
+    ("chat", {"messages": HI, "tools": [tool(each) for each in range(513)]}, "'tools' is invalid"),
+    ("chat", {"messages": HI, "format": {"a": [[]] * 300_000}}, "'format' holds more than"),
+    (
+        "chat",
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {"a": [0] * 10**6}}}]}
+            ]
+        },
+        "'messages' holds more than",
+    ),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "a"}}] * 129}]}, "<= 128"),
+    ("chat", {"messages": [{**EMPTY, "images": [PIXEL] * 600_000}]}, "'messages' holds more than"),
+    ("chat", {"messages": [{**EMPTY, "images": [PIXEL] * 257}]}, "'messages[0].images' is invalid"),
+    ("chat", {"messages": HI, "options": {"stop": ["a"] * 65}}, "'options.stop' is invalid"),
+    ("chat", {"messages": HI, "options": {"stop": "a" * 1025}}, "'options.stop' is invalid"),
+    ("generate", {"prompt": "x", "images": [PIXEL] * 600_000}, "'images' holds more than"),
+    ("generate", {"prompt": "x", "options": {"stop": ["a" * 1025]}}, "'options.stop"),
+    ("generate", {"prompt": "x", **{f"x{each}": 0 for each in range(1001)}}, "1000 fields"),
+]
+
+
+@pytest.mark.parametrize(("route", "fields", "words"), OLLAMA)
+async def test_ollama(route: str, fields: dict[str, Any], words: str) -> None:
+    """The same bounds, in the other dialect."""
+    server, model = ollama()
+    answer = await server.call("POST", f"/api/{route}", body=orjson.dumps({"model": MODEL, **fields}))
+    assert answer.status == 400
+    assert words in answer.json()["error"]
+    assert model.asked == []
+
+
+FITS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [EMPTY] * 8192}),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [CALL] * 128}]}),
+    (CHAT, {"messages": called(orjson.dumps({"code": "f(a, b)[{" * 100_000}).decode())}),
+    (CHAT, {"messages": HI, "tools": [tool(each, 8) for each in range(512)]}),
+    (CHAT, {"messages": HI, "metadata": {"a": [0] * 100_000}}),
+    (CHAT, {"messages": HI, "stop": ["x" * 1024] * 4}),
+    (CHAT, {"messages": [{"role": "user", "content": "f(a, b)[{" * 1_000_000}]}),
+    (RESPONSES, {"input": [*[EMPTY, ITEM, {"type": "function_call_output", "call_id": "a", "output": ""}] * 2700]}),
+    (TEXT, {"prompt": ["a"] * 102, "best_of": 20}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), FITS)
+async def test_long_work_fits(path: str, fields: dict[str, Any]) -> None:
+    """What agents and their editors send in a long day."""
+    answer = await talking().call("POST", path, body=orjson.dumps({"model": TALKER, **fields}))
+    assert answer.status == 200, answer.body[:300]
+
+
+async def test_large_images_fit() -> None:
+    """They are text, however long, on both routes."""
+    image = "iVBORw0KGgo" + "A" * 4_000_001
+    for route, fields in (("chat", {"messages": [{**EMPTY, "images": [image]}]}), ("generate", {"images": [image]})):
+        server, model = ollama()
+        answer = await server.call("POST", f"/api/{route}", body=orjson.dumps({"model": MODEL, **fields}))
+        assert (answer.status, len(model.asked)) == (200, 1)
+
+
+async def test_options_of_embeddings_are_not_looked_into() -> None:
+    """They were decoded, and used for nothing."""
+    for route, fields in (("embed", {"input": "x"}), ("embeddings", {"prompt": "x"})):
+        server, _ = ollama()
+        body = orjson.dumps({"model": MODEL, **fields, "options": {"a": [[]] * 10}})
+        assert (await server.call("POST", f"/api/{route}", body=body)).status == 200

@@ -1,0 +1,304 @@
+"""Guides that would hang or fill a process, beside a model that answers for real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from shoal.backends.genai import compiling
+from shoal.backends.genai import open as open_generator
+from shoal.backends.genai.compiling import Trials
+from shoal.core.protocols import Prompt
+from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, OutOfMemory, Overloaded, TransportFailed
+from shoal.types import Guide, Sampling
+from tests.unit.backends.genai.conftest import EXACT, IR, Model, answer, context
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+PROMPT = [1, 50, 60, 70]
+SLOW = "((.*){1,50}){1,50}"
+"""Within the bounds of its text, and seconds to compile."""
+LIMIT_S = 0.4
+WIDTH = 448
+
+
+def regex(text: str) -> Guide:
+    return Guide(kind="regex", value=text, field="guided_regex")
+
+
+@pytest.fixture
+async def trials() -> AsyncIterator[Trials]:
+    """Without a model; `prepared` in order."""
+    made = Trials(IR, WIDTH, Prepared(), limit_s=LIMIT_S)
+    yield made
+    await made.aclose()
+
+
+class Prepared(list[Guide]):
+    async def __call__(self, guide: Guide) -> None:
+        self.append(guide)
+
+
+def gone(pid: int | None) -> bool:
+    assert pid is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def until(true: Callable[[], bool]) -> None:
+    for _ in range(200_000):
+        if true():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to that")
+
+
+class TestBombs:
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+            ("json_schema", {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}),
+            ("json_schema", {"items": {"items": {"patternProperties": {"((a{1,999}){1,999}){1,999}": {}}}}}),
+            ("grammar", 'root ::= (("a"{1,1000}){1,1000}){1,1000}'),
+            ("grammar", 'root ::= a{1000}\na ::= b{1000}\nb ::= "x"{1000}'),
+            ("json_schema", {"type": "string", "maxLength": 2_000_000_000}),
+            ("json_schema", {"type": "array", "items": {"type": "string"}, "minItems": 10_000_000}),
+            ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000),
+            ("regex", "(" * 50_000),
+            ("regex", SLOW),
+            ("grammar", "root ::= root root root root {9999}{9999}"),
+        ],
+    )
+    def test_refused_beside_an_answer(self, model: Model, kind: Any, value: Any) -> None:
+        """In time, by the name that the client gave it, and who asks for anything else is answered meanwhile."""
+        text = value if isinstance(value, str) else json.dumps(value)
+        guide = Guide(kind=kind, value=text, field="guided")
+
+        async def beside() -> None:
+            refused = asyncio.create_task(answer(model.generator, PROMPT, guide=guide, max_tokens=4))
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            ids, _ = await answer(model.generator, PROMPT, max_tokens=4, ignore_eos=True)
+            assert len(ids) == 4
+            assert time.monotonic() - began < 1
+            with pytest.raises(InvalidValue) as caught:
+                await refused
+            assert caught.value.param == "guided"
+            assert time.monotonic() - began < compiling.LIMIT_S + 1.5
+
+        model.run(beside())
+        assert model.generator.ready()
+
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            ("regex", ".{1,100000}"),
+            ("regex", "(.*){1,30}"),
+            ("regex", "(a{1,100}){1,100}"),
+            ("grammar", 'root ::= root "a" | "a"'),
+            ("grammar", 'root ::= root root | "a" | ""'),
+            ("grammar", "root ::= a\na ::= a"),
+            ("json_schema", '{"type": "string", "maxLength": 65535}'),
+            ("json_schema", '{"enum": ' + json.dumps([f"value {number}" for number in range(2000)]) + "}"),
+        ],
+    )
+    def test_answered_or_refused(self, model: Model, kind: Any, value: str) -> None:
+        """What is large and still compiles may be used; either way it is decided in time."""
+        began = time.monotonic()
+        with suppress(InvalidValue):
+            model.answer(PROMPT, guide=Guide(kind=kind, value=value), max_tokens=4)
+        assert time.monotonic() - began < compiling.LIMIT_S + 2
+        assert model.generator.ready()
+
+    async def test_memory(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """A process that is ended by anything but its alarm was too large."""
+        await trials.check(regex("a"))
+        pid = trials.pid
+        checking = asyncio.create_task(trials.check(regex(SLOW)))
+        await until(lambda: any(running.begun for running in trials._running.values()))
+        os.kill(pid or 0, signal.SIGABRT)
+        with pytest.raises(InvalidValue, match="too much memory"):
+            await checking
+        assert gone(pid)
+
+    async def test_slow_at_each_token(self, trials: Trials) -> None:
+        """A guide that compiles quickly and holds up every step is refused too."""
+        with pytest.raises(InvalidValue, match=r"at each token|takes longer"):
+            await trials.check(regex("((.{1,20}){1,20}){1,20}"))
+
+
+class TestTrials:
+    async def test_a_process_goes_on_after_another(self, trials: Trials) -> None:
+        """One that a guide ended, or anybody else, is replaced, and the next guide passes."""
+        await trials.check(regex("a"))
+        first = trials.pid
+        with pytest.raises(InvalidValue, match=r"longer than 0\.4 s") as caught:
+            await trials.check(regex(SLOW))
+        assert caught.value.param == "guided_regex"
+        await trials.check(regex("b"))
+        second = trials.pid
+        assert gone(first)
+        os.kill(second or 0, signal.SIGKILL)
+        await until(lambda: trials._child is not None and trials._child.result().process.returncode is not None)
+        await trials.check(regex("c"))
+        assert trials.pid not in (first, second, None)
+
+    async def test_what_is_known_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """Good or bad, until others took its place; the field is each request's own."""
+        monkeypatch.setattr(compiling, "KEPT", 2)
+        prepared: Prepared = trials._prepare  # type: ignore[assignment]
+        for _ in range(3):
+            await trials.check(regex("a"))
+            with pytest.raises(InvalidValue) as caught:
+                await trials.check(Guide(kind="regex", value="[0-9", field="other"))
+            assert caught.value.param == "other"
+        assert prepared == [regex("a")]
+        await trials.check(regex("b"))
+        await trials.check(regex("c"))
+        await trials.check(regex("a"))
+        assert [guide.value for guide in prepared] == ["a", "b", "c", "a"]
+        assert trials.size >= 0
+
+    async def test_one_trial_for_all_who_ask(self, trials: Trials) -> None:
+        """The same guide from many at once is compiled once."""
+        await asyncio.gather(*(trials.check(regex("a+")) for _ in range(100)))
+        assert trials._prepare == [regex("a+")]
+
+    async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """It frees its place in the queue, and what was begun ends by itself."""
+        monkeypatch.setattr(compiling, "WAITING", 2)
+        await trials.check(regex("a"))
+        checks = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
+        await until(lambda: any(running.begun for running in trials._running.values()))
+        with pytest.raises(Overloaded, match="try again"):
+            await trials.check(regex("third"))
+        checks[1].cancel()
+        await asyncio.gather(checks[1], return_exceptions=True)
+        third = asyncio.create_task(trials.check(regex("third")))
+        checks[0].cancel()
+        await third
+        assert not trials._running
+        assert [guide.value for guide in trials._prepare] == ["a", "third"]  # type: ignore[attr-defined]
+
+    async def test_what_prepare_raises(self) -> None:
+        """It is the request's error and nobody remembers it."""
+        tries = 0
+
+        async def prepare(guide: Guide) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise OutOfMemory("full")
+
+        trials = Trials(IR, WIDTH, prepare)
+        with pytest.raises(OutOfMemory):
+            await trials.check(regex("a"))
+        await trials.check(regex("a"))
+        await trials.aclose()
+
+    async def test_closing(self, trials: Trials) -> None:
+        """Who waits hears why, the process ends, and there is no other."""
+        await trials.check(regex("a"))
+        pid = trials.pid
+        waiting = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
+        await until(lambda: any(running.begun for running in trials._running.values()))
+        await trials.aclose()
+        for each in waiting:
+            with pytest.raises(TransportFailed, match="unloaded"):
+                await each
+        assert gone(pid)
+        with pytest.raises(TransportFailed):
+            await trials.check(regex("b"))
+
+    async def test_no_process(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """It is said, and tried again by the next request."""
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/nowhere")
+            with pytest.raises(Crashed, match="cannot be compiled"):
+                await trials.check(regex("a"))
+            patch.setattr(sys, "executable", "/bin/false")
+            with pytest.raises(Crashed, match="does not start"):
+                await trials.check(regex("a"))
+        await trials.check(regex("a"))
+
+    async def test_worn(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """A process that says it has taken enough is replaced without anybody's noticing."""
+        await trials.check(regex("a"))
+        pid, child = trials.pid, trials._child
+        assert child is not None
+        ask = child.result().ask
+
+        async def worn(guide: Guide, patience_s: float) -> Any:
+            return compiling.Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)
+
+        monkeypatch.setattr(child.result(), "ask", worn)
+        await trials.check(regex("b"))
+        await trials.check(regex("c"))
+        assert gone(pid)
+
+
+class TestTheModel:
+    def test_a_plain_schema_costs_little(self, model: Model) -> None:
+        """Milliseconds with a process that is warm, at the best of several, and the loop is not held up."""
+
+        async def cost(number: int) -> float:
+            schema = {"type": "object", "properties": {f"p{number}": {"type": "string"}}, "required": [f"p{number}"]}
+            began = time.monotonic()
+            await model.generator._trials.check(Guide(kind="json_schema", value=json.dumps(schema)))
+            return time.monotonic() - began
+
+        assert min(model.run(cost(number)) for number in range(8)) < 0.02
+
+    def test_the_steps_go_on(self, model: Model) -> None:
+        """While the model's own process compiles what has passed."""
+        guide = regex("(.*){1,31}")
+
+        async def beside() -> float:
+            task = asyncio.create_task(model.generator._prepare(guide))
+            longest, last = 0.0, time.monotonic()
+            while not task.done():
+                await answer(model.generator, PROMPT, max_tokens=1)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            await task
+            return longest
+
+        assert model.run(beside()) < 0.5
+
+    def test_the_deadline(self, model: Model) -> None:
+        """A request does not wait for its guide beyond its own time."""
+
+        async def ask() -> None:
+            stream = model.generator.generate(
+                Prompt(text="", ids=tuple(PROMPT)), Sampling(guide=regex(SLOW.replace("50", "49"))), context(0.01)
+            )
+            await anext(stream)
+
+        with pytest.raises(DeadlineExceeded, match="form of the answer"):
+            model.run(ask())
+
+    async def test_closing_ends_both_processes(self) -> None:
+        """The model's, and the one that compiles."""
+        made = await open_generator(IR, name="two", options=EXACT)
+        assert (await answer(made, PROMPT, guide=regex("[ab]{3}")))[0]
+        pids = made.pid, made._trials.pid
+        checking = asyncio.create_task(answer(made, PROMPT, guide=regex(SLOW)))
+        await until(lambda: any(running.begun for running in made._trials._running.values()))
+        await made.aclose()
+        with pytest.raises(TransportFailed):
+            await checking
+        assert all(gone(pid) for pid in pids)
