@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.surfaces.ollama_kit import MODEL
 from tests.surfaces.ollama_kit import talking as ollama
+from tests.surfaces.surface_kit import MODEL
 from tests.surfaces.talk_kit import TALKER, talking
 
 CHAT, RESPONSES, TEXT = "/v1/chat/completions", "/v1/responses", "/v1/completions"
@@ -78,12 +78,14 @@ async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> N
 
 async def test_escapes_hide_nothing() -> None:
     """Brackets may be written as \\u005b, so that none is seen until the text is decoded."""
-    escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 200_000) + b"\\u005d"
-    turn = b'{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%b"}}]}' % escaped
-    for field, rest in ((b"messages", b'"messages":[%b]' % turn), (b"guided_json", b'"guided_json":"%b"' % escaped)):
-        head = b"" if field == b"messages" else b'"messages":%b,' % orjson.dumps(HI)
-        answer = await talking().call("POST", CHAT, body=b"{%b%b}" % (head, rest[:1_000_000] if not head else rest))
-        assert (answer.status, answer.json()["error"]["param"]) == (400, field.decode())
+    escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 70_000) + b"\\u005d"
+    turn = b'[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%b"}}]}]' % escaped
+    answer = await talking().call("POST", CHAT, body=b'{"messages":%b}' % turn)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
+    answer = await talking().call(
+        "POST", CHAT, body=b'{"messages":%b,"guided_json":"%b"}' % (orjson.dumps(HI), escaped)
+    )
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "guided_json")
 
 
 OLLAMA: list[tuple[str, dict[str, Any], str]] = [
@@ -130,7 +132,7 @@ FITS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": HI, "tools": [tool(each, 8) for each in range(512)]}),
     (CHAT, {"messages": HI, "metadata": {"a": [0] * 100_000}}),
     (CHAT, {"messages": HI, "stop": ["x" * 1024] * 4}),
-    (CHAT, {"messages": [{"role": "user", "content": "f(a, b)[{" * 1_000_000}]}),
+    (CHAT, {"messages": [{"role": "user", "content": "f(a,b)[{" * 1_000_000}]}),
     (RESPONSES, {"input": [*[EMPTY, ITEM, {"type": "function_call_output", "call_id": "a", "output": ""}] * 2700]}),
     (TEXT, {"prompt": ["a"] * 102, "best_of": 20}),
 ]

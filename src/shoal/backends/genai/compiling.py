@@ -62,7 +62,9 @@ class Trials:
     def pid(self) -> int | None:
         """Of the process, while there is one that is ready."""
         child = self._child
-        return child.result().process.pid if child is not None and child.done() and not child.exception() else None
+        if child is None or not child.done() or child.cancelled() or child.exception() is not None:
+            return None
+        return child.result().process.pid
 
     async def check(self, guide: Guide) -> None:
         """Returns when the guide may be given to the model.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, cast
 
 from jinja2.exceptions import SecurityError
@@ -20,7 +20,9 @@ MOST_CHARS = 1 << 26
 MOST_OCTETS = 1 << 29
 """Bytes of everything that is built up, one after the other, whether it is kept or not."""
 MOST_ITEMS = 1 << 20
-"""Of one list, and of all that a value holds that is written out or compared."""
+"""Of one list."""
+MOST_VALUES = 1 << 18
+"""Of all that a value holds which is written out, compared or hashed."""
 MOST_BITS = 1 << 16
 """Of a whole number that is multiplied or raised."""
 MOST_WIDTH = 10_000
@@ -62,7 +64,7 @@ class Budget:
         self._steps = 0
         self._octets = 0
         self._look = _LOOK
-        self._until = time.monotonic() + MOST_SECONDS
+        self._until = monotonic() + MOST_SECONDS
 
     def spend(self, steps: int = 1) -> None:
         self._steps += steps
@@ -71,7 +73,7 @@ class Budget:
             if self._steps > MOST_STEPS:
                 self._look = 0
                 raise Spent(f"the template takes more than {MOST_STEPS} steps")
-            if time.monotonic() > self._until:
+            if monotonic() > self._until:
                 self._look = 0
                 raise Spent(f"the template takes more than {MOST_SECONDS:g} seconds")
 
@@ -150,7 +152,7 @@ def size(value: Any) -> int:
             left += [*cast(Iterable[Any], each)]
         else:
             chars += 8
-        if nodes + len(left) > MOST_ITEMS or chars > MOST_CHARS:
+        if nodes + len(left) > MOST_VALUES or chars > MOST_CHARS:
             raise SecurityError("a value in the template is too large to be written out or compared")
     _current.get().spend(nodes // 8)
     return chars + nodes

@@ -24,25 +24,26 @@ from functools import reduce, wraps
 from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, TemplateRuntimeError, nodes, pass_environment
+from jinja2 import Environment, Template, TemplateError, TemplateRuntimeError, nodes, pass_context, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import _PassArg
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
 from shoal.pipelines.chat import bounds
 
 UNUSED = ("filesizeformat", "forceescape", "pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 # fmt: off
 _SHALLOW = frozenset((
-    "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",
-    "rejectattr", "reverse", "select", "selectattr", "slice",
+    "attr", "batch", "count", "d", "default", "first", "items", "join", "last", "length", "list", "map", "random",
+    "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sum",
 ))
-"""Filters that only look at the outside of a value."""
+"""Filters that only look at the outside of a value, or at one item after the other."""
 _COMPARING = frozenset((
     "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne",
 ))
@@ -92,12 +93,13 @@ class Bounded(ImmutableSandboxedEnvironment):
         """Jinja's own formatter, with bounds."""
         if super().wrap_str_format(value) is None:
             return None
-        text, form = value.__self__, _Formatter(self)
+        text: str = value.__self__
+        form = _Escaping(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
 
         @wraps(value)
         def call(*args: Any, **kwargs: Any) -> str:
             given = args[0] if value.__name__ == "format_map" else kwargs
-            return str(form.vformat(text, () if value.__name__ == "format_map" else args, given))
+            return type(text)(form.vformat(text, () if value.__name__ == "format_map" else args, given))
 
         return call
 
@@ -114,6 +116,10 @@ class _Formatter(SandboxedFormatter):
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return bounds.charged(super().convert_field(bounds.measured(value) if conversion else value, conversion))
+
+
+class _Escaping(_Formatter, SandboxedEscapeFormatter):
+    """Of a text that is marked as safe."""
 
 
 class _Bounds(NodeTransformer):
@@ -192,7 +198,7 @@ def environment() -> Environment:
     made.filters["_counted"] = bounds.counted
     made.filters["_joined"] = bounds.joined
     made.filters["_measured"] = bounds.measured
-    made.filters["_charged"] = bounds.charged
+    made.filters["_charged"] = _charged
     del made.globals["lipsum"]
     made.globals["dict"] = _dict
     made.globals["raise_exception"] = _raise
@@ -216,6 +222,12 @@ def render(template: Template, variables: dict[str, Any]) -> str:
     except Exception as error:  # a template is a program of its own, and may fail with anything that Python raises
         raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
     return "".join(told)
+
+
+@pass_context
+def _charged(context: Context, value: Any) -> Any:
+    """With the context, so that it is no constant: each time that it is come to it is made anew."""
+    return bounds.charged(value)
 
 
 def _written(value: Any) -> Any:
@@ -317,7 +329,6 @@ def _to_json(
     for each in separators or ():
         bounds.narrow(len(each), _MOST_INDENT)
     given = (separators[0], separators[1]) if separators else None
-    bounds.size(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
 
 

@@ -18,6 +18,7 @@ import pytest
 from shoal.backends.genai import compiling
 from shoal.backends.genai import open as open_generator
 from shoal.backends.genai.compiling import Trials
+from shoal.backends.genai.messages import Verdict
 from shoal.core.protocols import Prompt
 from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, OutOfMemory, Overloaded, TransportFailed
 from shoal.types import Guide, Sampling
@@ -177,7 +178,7 @@ class TestTrials:
     async def test_one_trial_for_all_who_ask(self, trials: Trials) -> None:
         """The same guide from many at once is compiled once."""
         await asyncio.gather(*(trials.check(regex("a+")) for _ in range(100)))
-        assert trials._prepare == [regex("a+")]
+        assert trials._prepare == [regex("a+")]  # type: ignore[comparison-overlap]
 
     async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
         """It frees its place in the queue, and what was begun ends by itself."""
@@ -244,7 +245,7 @@ class TestTrials:
         ask = child.result().ask
 
         async def worn(guide: Guide, patience_s: float) -> Any:
-            return compiling.Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)
+            return Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)
 
         monkeypatch.setattr(child.result(), "ask", worn)
         await trials.check(regex("b"))

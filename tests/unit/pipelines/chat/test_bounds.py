@@ -23,22 +23,20 @@ RUNNING = {
     "a loop that calls itself": "{% for a in range(9000) recursive %}{{ loop(range(9000)) if loop.depth < 4 }}"
     "{% endfor %}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "silent macros": "{% macro f(n) %}{% if n and f(n-1) and f(n-1) %}{% endif %}{{ f(n-1) if n }}{% endmacro %}{{ f(60) }}",
-    "blocks": "{% set n = namespace(i=0) %}{% block a %}{% set n.i = n.i + 1 %}{{ self.a() if n.i % 40 }}"
-    "{{ self.a() if n.i % 40 }}{% endblock %}",
+    "silent macros": "{% macro f(n) %}{% if n and (f(n-1) or f(n-1)) %}{% endif %}{% endmacro %}{{ f(60) }}",
     "filters of calls": "{% macro f(n) %}{{ (f(n-1) ~ f(n-1)) | upper if n }}{% endmacro %}{{ f(60) }}",
     "callers": "{% macro f(n) %}{% if n %}{% call f(n-1) %}{% endcall %}{% call f(n-1) %}{% endcall %}{% endif %}"
-    "{% endmacro %}{{ f(60) }}",
+    "{{ caller() if caller }}{% endmacro %}{{ f(60) }}",
     "its own counter": "{% set _steps = [-10**9] %}{% set budget = 0 %}{% for a in range(90000) %}"
     "{% for b in range(90000) %}{% endfor %}{% endfor %}",
-    "filters within filters": "{% for a in range(90) %}{{ range(90000) | map('string') | map('upper') | list | length }}"
+    "filters within filters": "{% for a in range(90) %}{{ range(90000) | map('string') | map('upper') | list }}"
     "{% endfor %}",
     "memory": BIG
     + "{% set ns = namespace(l=[]) %}{% for a in range(90000) %}{% set ns.l = ns.l + [x ~ a] %}{% endfor %}",
     "slices": BIG
     + "{% set ns = namespace(l=[]) %}{% for a in range(90000) %}{% set ns.l = ns.l + [x[1:]] %}{% endfor %}",
     "lists": "{% set ns = namespace(l=[]) %}{% for a in range(90000) %}{% set ns.l = [ns.l, ["
-    + "1," * 20_000
+    + "1," * 2_000
     + "]] %}{% endfor %}",
     "one text again and again": BIG + "{% set y %}{% for a in range(90000) %}{{ x }}{% endfor %}{% endset %}",
     "the template's own text": "{% macro f() %}{% for a in range(90000) %}" + "static " * 9_000 + "{% endfor %}"
@@ -52,7 +50,7 @@ GROWING = {
     "[0] * 10**12": "list",
     "(range(99999) | list * 600) | sort": "list",
     "10**10**10**10**10**10": "number",
-    "2 ** 10**9": "number",
+    "2 ** (10**9)": "number",
     "(2**60000) * (2**60000)": "number",
     "'%1000000000d' % 1": "width",
     "'%.1000000000f' % 1": "width",
@@ -80,7 +78,6 @@ GROWING = {
     "(messages * 10000) | map('string') | join('a' * 10000)": "text",
     "(('a' * 10000) ~ '').join(['b'] * 10000)": "text",
     "'-'.join((['a' * 10000] * 10000) | map('string'))": "text",
-    "('%s' * 9999) % ((['a' * 10000] * 9999) | list).__class__": "__class__",
     "('%(a)s' * 10000) % {'a': 'a' * 10000}": "text",
     "[[[1] * 1000] * 100] | tojson(indent=20000)": "width",
     "[1] | tojson(separators=('x' * 20000, ':'))": "width",
@@ -139,9 +136,14 @@ def rendered(source: str) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MOST_STEPS": 100_000, "MOST_CHARS": 1 << 25, "MOST_OCTETS": 1 << 26}.items():
+    for name, value in {
+        "MOST_STEPS": 100_000,
+        "MOST_CHARS": 1 << 25,
+        "MOST_OCTETS": 1 << 26,
+        "MOST_VALUES": 1 << 13,
+    }.items():
         monkeypatch.setattr(bounds, name, value)
-    monkeypatch.setattr(bounds.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("shoal.pipelines.chat.bounds.monotonic", lambda: 0.0)
 
 
 @pytest.mark.usefixtures("small")
@@ -159,12 +161,14 @@ def test_nothing_is_made_that_is_too_large(expression: str) -> None:
         rendered(f"{{{{ {expression} }}}}")
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rest", WRITING)
 def test_what_holds_itself_many_times_is_not_written_out(rest: str) -> None:
     with pytest.raises(InvalidValue, match="too large to be written out or compared"):
         rendered(BOMB + rest)
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rest", HASHING)
 def test_nor_is_it_hashed(rest: str) -> None:
     with pytest.raises(InvalidValue, match="too large to be written out or compared"):
@@ -173,11 +177,11 @@ def test_nor_is_it_hashed(rest: str) -> None:
 
 def test_the_clock_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr(bounds.time, "monotonic", lambda: next(ticks) / 10)
-    source = "{% for a in range(" + "{}" + ") %}{% endfor %}"
-    assert rendered(source.format(9_000)) == ""
+    monkeypatch.setattr("shoal.pipelines.chat.bounds.monotonic", lambda: next(ticks) / 10)
+    source = "{% for a in range(N) %}{% endfor %}"
+    assert rendered(source.replace("N", "9000")) == ""
     with pytest.raises(ConfigError, match="takes more than 2 seconds"):
-        rendered(source.format(90_000))
+        rendered(source.replace("N", "90000"))
 
 
 def test_a_request_that_makes_it_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +198,6 @@ def test_renderings_have_budgets_of_their_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_parts_that_are_worked_out_when_it_is_compiled_are_bounded() -> None:
-    assert bounds.Budget is not None
     with pytest.raises(InvalidValue, match="width"):
         rendered("{{ 'a' | center(2000000000) | length }}")
 
@@ -231,7 +234,8 @@ def test_filters_without_a_use_are_not_there(name: str) -> None:
         "x[1:] ~ x[::-1] ~ [1, 2, 3][-1:]",
         "2 ** 10 + 7 % 4 - 3 * 2",
         "'abc'.center(9) ~ 'x'.ljust(3) ~ 'y'.zfill(4) ~ 'a\tb'.expandtabs(4)",
-        "','.join(['a', 'b']) ~ ','.join('ab') ~ ','.join({'a': 1}) ~ x.split('i') ~ ' a b '.split() ~ 'a\nb'.splitlines()",
+        "','.join(['a', 'b']) ~ ','.join('ab') ~ ','.join({'a': 1}) ",
+        "x.split('i') ~ ' a b '.split() ~ 'a\nb'.splitlines()",
         "'é'.encode().decode('utf-8') ~ 'abc'.translate({97: 'x'})",
         "(1 < 2 < 3) ~ ([1] == [1]) ~ ({'a': 1} != {'a': 2}) ~ (x in [x, 1]) ~ ('a' in {'a': 1})",
         "[1, 2] is eq([1, 2]) ~ (3 is in [1, 2]) ~ (x is string)",

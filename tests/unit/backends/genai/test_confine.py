@@ -1,0 +1,57 @@
+"""Limits that a process sets itself, seen from processes that do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shoal.backends.genai import confine
+
+if sys.platform != "linux":
+    pytest.skip("reads /proc", allow_module_level=True)
+
+
+def run(code: str) -> str:
+    """What such a process prints."""
+    lines = ["import resource", "from pathlib import Path", "from shoal.backends.genai import confine", code]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=30)
+    return done.stdout.decode().strip()
+
+
+def test_room_is_counted_from_now() -> None:
+    """What asks for more than the room gets MemoryError, and the next room begins where the process then is."""
+    code = """
+kept = []
+for _ in range(3):
+    confine.leave_room(64 * 2**20)
+    kept.append(bytes(48 * 2**20))
+    try:
+        bytes(48 * 2**20)
+    except MemoryError:
+        print("full")
+"""
+    assert run(code).split() == ["full"] * 3
+
+
+def test_a_limit_from_outside_stays() -> None:
+    """The operator's own limit is not raised."""
+    code = """
+limit = confine.sizes()[0] + 2**25
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+confine.leave_room(2**30)
+print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
+"""
+    assert run(code) == "True"
+
+
+def test_first_to_go() -> None:
+    """The kernel's own figure for this process is the highest."""
+    assert run('confine.first_to_go(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
+
+
+def test_sizes() -> None:
+    """Memory that is used lies in the address space."""
+    space, resident = confine.sizes()
+    assert 2**20 < resident <= space

@@ -1,0 +1,151 @@
+"""Guides compiled by the library itself, with the tokenizer of a tiny model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+
+import msgspec
+import pytest
+
+from shoal.backends.genai import confine, grammar
+from shoal.backends.genai.grammar import Grammars
+from shoal.backends.genai.messages import LENGTH, Verdict
+from shoal.backends.genai.pipeline import libraries
+from shoal.errors import InvalidValue, OutOfMemory, ShoalError
+from shoal.types import Guide
+from tests.unit.backends.genai.conftest import IR
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+WIDTH = 448
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    openvino, genai = libraries()
+    return Grammars(openvino, genai, genai.Tokenizer(str(IR)), WIDTH)
+
+
+def regex(text: str) -> Guide:
+    return Guide(kind="regex", value=text, field="guided_regex")
+
+
+class TestTrying:
+    @pytest.mark.parametrize(
+        "guide",
+        [
+            regex("[0-9"),
+            Guide(kind="choice", value="[]", field="guided_regex"),
+            Guide(kind="grammar", value='root ::= "\xe9a"', field="guided_regex"),
+        ],
+    )
+    def test_refusals_name_the_field(self, grammars: Grammars, guide: Guide) -> None:
+        """Also those that are found before the library is asked."""
+        for tried in (grammars.structure, grammars.try_out):
+            with pytest.raises(InvalidValue) as caught:
+                tried(guide)
+            assert caught.value.param == "guided_regex"
+
+    def test_short_forms_pass(self, grammars: Grammars) -> None:
+        """A trial makes more tokens than such an answer has."""
+        grammars.try_out(Guide(kind="choice", value='["a"]'))
+
+    def test_slow_ones_do_not(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+        """How long a token takes is told, with the limit."""
+        monkeypatch.setattr(grammar, "STEP_S", 0.0)
+        with pytest.raises(InvalidValue, match="ms at each token"):
+            grammars.try_out(regex("a"))
+
+    def test_no_more_are_kept_than_that(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The oldest that nobody used gives way."""
+        monkeypatch.setattr(grammar, "KEPT", 2)
+        grammars._good.clear()
+        for text in ("a", "b", "a", "c"):
+            grammars.structure(regex(text))
+        assert [value for _, value in grammars._good] == ["a", "c"]
+
+
+class TestPreparing:
+    def prepared(self, grammars: Grammars, guide: Guide) -> ShoalError | None:
+        done = threading.Event()
+        told: list[ShoalError | None] = []
+
+        def then(error: ShoalError | None) -> None:
+            told.append(error)
+            done.set()
+
+        grammars.prepare(guide, then)
+        assert done.wait(20)
+        (error,) = told
+        return error
+
+    def test_what_came_of_it(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing, what is wrong, or that there is no memory."""
+        assert self.prepared(grammars, regex("prepared")) is None
+        assert ("regex", "prepared") in grammars._good
+        assert isinstance(self.prepared(grammars, regex("[")), InvalidValue)
+
+        def full(guide: Guide) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(grammars, "structure", full)
+        assert isinstance(self.prepared(grammars, regex("a")), OutOfMemory)
+
+    def test_what_is_known_waits_for_nobody(self, grammars: Grammars) -> None:
+        """A guide that was compiled is at hand while another one compiles."""
+        grammars.structure(regex("known"))
+        with grammars._trying:
+            grammars.structure(regex("known"))
+
+
+class TestProcess:
+    def test_its_limits(self) -> None:
+        """Good and bad guides in turn, then one that its own alarm ends, with nobody left who would do that."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "shoal.backends.genai.trial", str(theirs.fileno()), IR, str(WIDTH), "0.3"],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"MALLOC_ARENA_MAX": "2"},
+            )
+            ours.settimeout(20)
+
+            def verdict() -> Verdict:
+                (length,) = LENGTH.unpack(ours.recv(LENGTH.size, socket.MSG_WAITALL))
+                return msgspec.msgpack.decode(ours.recv(length, socket.MSG_WAITALL), type=Verdict)
+
+            def ask(guide: Guide) -> None:
+                body = msgspec.msgpack.encode(guide)
+                ours.sendall(LENGTH.pack(len(body)) + body)
+
+            assert verdict() == Verdict()
+            ask(regex("[a-z]{3}"))
+            assert not verdict().refused
+            ask(regex("["))
+            assert "cannot be used" in verdict().refused
+            ask(regex("((a{1,1000}){1,1000}){1,1000}"))
+            assert "too large" in verdict().refused
+            ask(regex("((.*){1,50}){1,50}"))
+        assert process.wait(20) == -signal.SIGALRM
+
+    def test_memory(self) -> None:
+        """What the library cannot get within the room ends the trial and not the machine."""
+        code = (
+            "from shoal.backends.genai import confine\n"
+            "from tests.unit.backends.genai.test_grammar import Grammars, IR, WIDTH, libraries, regex\n"
+            "openvino, genai = libraries()\n"
+            "grammars = Grammars(openvino, genai, genai.Tokenizer(str(IR)), WIDTH)\n"
+            "grammars.try_out(regex('a'))\n"
+            "confine.leave_room(2**24)\n"
+            "grammars.try_out(regex('((a{1,1000}){1,1000}){1,1000}'))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=30)
+        assert done.returncode != 0
+        assert confine.sizes()[1] < 2**31
