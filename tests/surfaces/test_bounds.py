@@ -76,6 +76,18 @@ async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> N
     assert server.talker.tasks == []
 
 
+async def test_integers_without_end() -> None:
+    """JSON has them, and what writes JSON has not: no route fails on them."""
+    long = b"9" * 4000
+    body = b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":%b}}' % long
+    answer = await talking().call("POST", CHAT, body=body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    call = b'{"function":{"name":"f","arguments":{"a":%b}}}' % long
+    body = b'{"model":"%b","messages":[{"role":"assistant","tool_calls":[%b]}]}' % (MODEL.encode(), call)
+    answer = await ollama()[0].call("POST", "/api/chat", body=body)
+    assert (answer.status, "64 bits" in answer.json()["error"]) == (400, True)
+
+
 async def test_escapes_hide_nothing() -> None:
     """Brackets may be written as \\u005b, so that none is seen until the text is decoded."""
     escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 70_000) + b"\\u005d"

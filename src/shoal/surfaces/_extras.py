@@ -173,15 +173,18 @@ class Arguments:
 
 
 def check_depth(value: Any, name: str) -> None:
-    """Raises InvalidValue for JSON that is nested deeper than anybody means it."""
+    """Raises InvalidValue for JSON that is nested deeper than anybody means it, or holds integers that cannot be
+    written again: those of more than 64 bits."""
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > MOST_DEEP:
             raise InvalidValue(f"'{name}' is nested deeper than {MOST_DEEP} levels; flatten it.", param=name)
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
+        below = []
+        for each in level:
+            for inner in each.values() if isinstance(each, dict) else each:
+                if isinstance(inner, dict | list):
+                    below.append(inner)
+                elif isinstance(inner, int) and not -(2**63) <= inner < 2**64:
+                    raise InvalidValue(f"'{name}' holds an integer of more than 64 bits; send a text.", param=name)
+        level = below

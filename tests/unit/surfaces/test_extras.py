@@ -109,6 +109,20 @@ async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
         await decode(b'{"items":[%b],"items":[]}' % (b"{}," * LARGE + b"{}"))
 
 
+@pytest.mark.parametrize(
+    ("number", "fits"), [(2**64 - 1, True), (2**64, False), (-(2**63), True), (-(2**63) - 1, False), (True, True)]
+)
+def test_integers(number: int, fits: bool) -> None:
+    """Those that JSON can be made of again."""
+    value = {"a": [1, {"b": number}]}
+    if fits:
+        check_depth(value, "field")
+        assert msgspec.json.encode(value)
+        return
+    with pytest.raises(InvalidValue, match="64 bits"):
+        check_depth(value, "field")
+
+
 class Wide(msgspec.Struct, kw_only=True):
     items: list[dict[str, str]] | None = None
     more: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import socket
@@ -23,8 +24,8 @@ from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.errors import Crashed, InvalidValue, Overloaded, ShoalError, TransportFailed
 from shoal.types import Guide
 
-LIMIT_S = 2.0
-"""How long a guide may compile."""
+LIMIT_S = 5.0
+"""How long a guide may compile. Large vocabularies need it: with 128,000 tokens a text of up to 200 letters takes 3."""
 
 GRACE_S = 1.0
 """How much later than its own alarm the process is ended from here."""
@@ -38,19 +39,27 @@ WAITING = 64
 KEPT = 256
 """Guides whose trial is remembered, with what came of it."""
 
+REFUSED_S = 60.0
+"""How long a refusal stands: it may have been the load of the machine that made a trial slow."""
+
 
 class Trials:
     """Of one model. `path`: as it was opened; `prepare` is awaited with each guide that passed, before the first
     request gets it."""
 
     def __init__(
-        self, path: Path, vocabulary: int, prepare: Callable[[Guide], Awaitable[None]], *, limit_s: float = LIMIT_S
+        self,
+        path: Path,
+        vocabulary: int,
+        prepare: Callable[[Guide], Awaitable[None]],
+        *,
+        limit_s: float | None = None,
     ) -> None:
         self._path = path
         self._vocabulary = vocabulary
         self._prepare = prepare
-        self._limit_s = limit_s
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._limit_s = LIMIT_S if limit_s is None else limit_s
+        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._running: dict[bytes, _Running] = {}
         self._turn = asyncio.Lock()
         self._child: asyncio.Task[_Child] | None = None
@@ -73,8 +82,8 @@ class Trials:
         what `prepare` raises. Who leaves gives up the place of a guide whose trial has not begun.
         """
         key = hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
-        refused = self._known.get(key)
-        if refused is None:
+        refused, until = self._known.get(key, ("", 0.0))
+        if until < asyncio.get_running_loop().time():
             refused = await self._result(key, guide)
         else:
             self._known.move_to_end(key)
@@ -118,7 +127,8 @@ class Trials:
             if not verdict.refused:
                 await self._prepare(guide)
                 self.size += verdict.size
-        self._known[key] = verdict.refused
+        stands_s = REFUSED_S if verdict.refused else math.inf
+        self._known[key] = verdict.refused, asyncio.get_running_loop().time() + stands_s
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         return verdict.refused

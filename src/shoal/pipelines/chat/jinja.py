@@ -329,7 +329,9 @@ def _to_json(
     for each in separators or ():
         bounds.narrow(len(each), _MOST_INDENT)
     given = (separators[0], separators[1]) if separators else None
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
+    # Indented it may be far longer than what it holds, and is made part by part in any case.
+    return encoder.encode(value) if indent is None else bounds.joined(encoder.iterencode(value))
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shoal.backends.genai import GenaiGenerator, GenaiOptions
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, compiling
 from shoal.backends.genai import open as open_generator
 from shoal.core.protocols import Piece, Prompt
 from shoal.types import Context, Sampling
@@ -53,7 +53,9 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    with asyncio.Runner() as runner:
+    # Patient enough for the tiny vocabulary, and no more: some tests wait for it to end.
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "LIMIT_S", 1.5)
         generator = runner.run(open_generator(IR, name="tiny", options=EXACT))
         yield Model(generator, runner)
         runner.run(generator.aclose())

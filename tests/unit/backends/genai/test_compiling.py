@@ -96,7 +96,7 @@ class TestBombs:
             began = time.monotonic()
             ids, _ = await answer(model.generator, PROMPT, max_tokens=4, ignore_eos=True)
             assert len(ids) == 4
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
             with pytest.raises(InvalidValue) as caught:
                 await refused
             assert caught.value.param == "guided"
@@ -174,6 +174,22 @@ class TestTrials:
         await trials.check(regex("a"))
         assert [guide.value for guide in prepared] == ["a", "b", "c", "a"]
         assert trials.size >= 0
+
+    async def test_a_refusal_does_not_stand_for_ever(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+        """A busy machine may have made it; afterwards the guide is tried again."""
+        monkeypatch.setattr(compiling, "REFUSED_S", -1.0)
+        with pytest.raises(InvalidValue):
+            await trials.check(regex("["))
+        asked: list[Guide] = []
+
+        async def passed(guide: Guide) -> Verdict:
+            asked.append(guide)
+            return Verdict()
+
+        monkeypatch.setattr(trials, "_verdict", passed)
+        await trials.check(regex("["))
+        await trials.check(regex("["))
+        assert len(asked) == 1
 
     async def test_one_trial_for_all_who_ask(self, trials: Trials) -> None:
         """The same guide from many at once is compiled once."""

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import msgspec
 import pytest
 
-from shoal.backends.genai import confine, grammar
+from shoal.backends.genai import grammar
 from shoal.backends.genai.grammar import Grammars
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.pipeline import libraries
@@ -105,47 +105,59 @@ class TestPreparing:
             grammars.structure(regex("known"))
 
 
-class TestProcess:
-    def test_its_limits(self) -> None:
-        """Good and bad guides in turn, then one that its own alarm ends, with nobody left who would do that."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.backends.genai.trial", str(theirs.fileno()), IR, str(WIDTH), "0.3"],
+class Talk:
+    """A process of trials, and the socket to it, closed at the end."""
+
+    def __init__(self, run: list[str]) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._ours.settimeout(20)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *run, str(theirs.fileno()), IR, str(WIDTH), "0.3"],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             )
-            ours.settimeout(20)
 
-            def verdict() -> Verdict:
-                (length,) = LENGTH.unpack(ours.recv(LENGTH.size, socket.MSG_WAITALL))
-                return msgspec.msgpack.decode(ours.recv(length, socket.MSG_WAITALL), type=Verdict)
+    def __enter__(self) -> Talk:
+        return self
 
-            def ask(guide: Guide) -> None:
-                body = msgspec.msgpack.encode(guide)
-                ours.sendall(LENGTH.pack(len(body)) + body)
+    def __exit__(self, *error: object) -> None:
+        self._ours.close()
 
-            assert verdict() == Verdict()
-            ask(regex("[a-z]{3}"))
-            assert not verdict().refused
-            ask(regex("["))
-            assert "cannot be used" in verdict().refused
-            ask(regex("((a{1,1000}){1,1000}){1,1000}"))
-            assert "too large" in verdict().refused
-            ask(regex("((.*){1,50}){1,50}"))
-        assert process.wait(20) == -signal.SIGALRM
+    def verdict(self) -> Verdict:
+        (length,) = LENGTH.unpack(self._ours.recv(LENGTH.size, socket.MSG_WAITALL))
+        return msgspec.msgpack.decode(self._ours.recv(length, socket.MSG_WAITALL), type=Verdict)
+
+    def say(self, guide: Guide) -> None:
+        body = msgspec.msgpack.encode(guide)
+        self._ours.sendall(LENGTH.pack(len(body)) + body)
+
+    def ask(self, guide: Guide) -> Verdict:
+        self.say(guide)
+        return self.verdict()
+
+
+class TestProcess:
+    def test_its_limits(self) -> None:
+        """Good and bad guides in turn, then one that its own alarm ends, with nobody left who would do that."""
+        with Talk(["-P", "-m", "shoal.backends.genai.trial"]) as talk:
+            assert talk.verdict() == Verdict()
+            assert not talk.ask(regex("[a-z]{3}")).refused
+            assert "cannot be used" in talk.ask(regex("[")).refused
+            assert "too large" in talk.ask(regex("((a{1,1000}){1,1000}){1,1000}")).refused
+            talk.say(regex("((.*){1,50}){1,50}"))
+        assert talk.process.wait(20) == -signal.SIGALRM
 
     def test_memory(self) -> None:
-        """What the library cannot get within the room ends the trial and not the machine."""
+        """What the library cannot get within the room is refused, and the process, which is full, ends."""
         code = (
-            "from shoal.backends.genai import confine\n"
-            "from tests.unit.backends.genai.test_grammar import Grammars, IR, WIDTH, libraries, regex\n"
-            "openvino, genai = libraries()\n"
-            "grammars = Grammars(openvino, genai, genai.Tokenizer(str(IR)), WIDTH)\n"
-            "grammars.try_out(regex('a'))\n"
-            "confine.leave_room(2**24)\n"
-            "grammars.try_out(regex('((a{1,1000}){1,1000}){1,1000}'))"
+            "import socket, sys; from pathlib import Path; from shoal.backends.genai import trial; "
+            "trial.ROOM_BYTES, trial.bounds.check = 2**24, lambda guide: None; "
+            "trial.main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), 9.0)"
         )
-        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=30)
-        assert done.returncode != 0
-        assert confine.sizes()[1] < 2**31
+        with Talk(["-c", code]) as talk:
+            assert talk.verdict() == Verdict()
+            verdict = talk.ask(regex("((a{1,1000}){1,1000}){1,1000}"))
+        assert "too much memory" in verdict.refused
+        assert verdict.worn
+        assert talk.process.wait(20) == 0
