@@ -59,14 +59,16 @@ def test_an_error_is_shown_in_the_servers_words(server: str, visitor: Visitor) -
 
 
 def test_the_examples_can_be_copied(server: str, visitor: Visitor) -> None:
-    """Copy puts a curl command for this server and its model on the clipboard."""
+    """Copy puts a curl command for this server and its model on the clipboard; embeddings and chat have one each."""
     page = visitor(server).open("/")
-    page.get_by_role("button", name="Copy the curl example").click()
-    expect(page.get_by_role("button", name="Copy the curl example")).to_have_text("Copied")
-    words = shlex.split(page.evaluate("navigator.clipboard.readText()").replace("\\\n", " "))
-    assert words[:2] == ["curl", f"{server}/v1/embeddings"]
-    assert json.loads(words[-1])["model"] == "fake"
-    expect(page.get_by_text(f'base_url="{server}/v1"')).to_be_visible()
+    for example, path in (("curl", "/v1/embeddings"), ("curl, chat", "/v1/chat/completions")):
+        button = page.get_by_role("button", name=f"Copy the {example} example")
+        button.click()
+        expect(button).to_have_text("Copied")
+        words = shlex.split(page.evaluate("navigator.clipboard.readText()").replace("\\\n", " "))
+        assert words[:2] == ["curl", f"{server}{path}"]
+        assert json.loads(words[-1])["model"] == "fake"
+    expect(page.get_by_text(f'base_url="{server}/v1"')).to_have_count(2)
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(locked_server: str, visitor: Visitor) -> None:
@@ -82,7 +84,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(locked_server: str, visitor: Vis
     entry.fill(KEY)
     page.keyboard.press("Enter")
     expect(page.get_by_role("listitem")).to_contain_text("fake")
-    expect(page.get_by_text("$SHOAL_API_KEY")).to_be_visible()
+    expect(page.get_by_text("$SHOAL_API_KEY").first).to_be_visible()
     assert KEY not in page.locator("main").inner_text()
     page.reload()
     expect(page.get_by_role("listitem")).to_contain_text("fake")

@@ -5,6 +5,9 @@ export interface Model {
   status: { value: "loaded" | "loading" | "unloaded"; failed?: boolean; error?: string | null };
   aliases?: string[];
   default_for?: string[];
+  tasks?: string[];
+  parent?: string;
+  max_model_len?: number | null;
   backend?: string;
   dimension?: number | null;
   max_input_tokens?: number | null;
@@ -58,7 +61,7 @@ async function call(path: string, init: RequestInit = {}): Promise<Response> {
 
 export async function models(): Promise<Model[]> {
   const body = (await (await call("v1/models")).json()) as { data: Model[] };
-  return body.data;
+  return body.data.filter((model) => !model.parent); // an adapter is part of its model
 }
 
 export async function embed(model: string, input: string[]): Promise<Embedding> {

@@ -5,7 +5,7 @@ import { ApiError, key, models as fetchModels, state, type Model } from "./api";
 import { Compare } from "./compare";
 import { Models } from "./models";
 import logo from "./shoal.svg";
-import { curl, python } from "./snippets";
+import { curl, curlChat, python, pythonChat } from "./snippets";
 
 const POLL_MS = 5000;
 
@@ -82,8 +82,12 @@ function App() {
   }, [load]);
 
   const locked = problem?.status === 401;
-  const embedders = (list ?? []).filter((model) => state(model) === "ready");
-  const chosen = embedders.find((model) => model.default_for?.includes("embed")) ?? embedders[0] ?? list?.[0];
+  const able = (task: string) => (list ?? []).filter((model) => state(model) === "ready" && model.tasks?.includes(task));
+  const first = (models: Model[], task: string) => models.find((model) => model.default_for?.includes(task)) ?? models[0];
+  const embedders = able("embed");
+  const embedder = first(embedders, "embed");
+  const talker = first(able("generate"), "generate");
+  const guarded = key.get() !== "";
 
   return (
     <>
@@ -104,14 +108,22 @@ function App() {
       <main>
         {(locked || key.get()) && <KeyEntry wanted={locked} onChange={load} />}
         {!locked && <Models list={list} problem={problem?.message ?? null} />}
-        {!locked && chosen && <Compare models={embedders} preferred={chosen.id} />}
-        {!locked && chosen && (
+        {!locked && embedder && <Compare models={embedders} preferred={embedder.id} />}
+        {!locked && (embedder || talker) && (
           <section aria-labelledby="use">
             <h2 id="use">Use it from your code</h2>
-            <div class="snippets">
-              <Snippet title="curl" code={curl(chosen.id, key.get() !== "")} />
-              <Snippet title="Python" code={python(chosen.id, key.get() !== "")} />
-            </div>
+            {embedder && (
+              <div class="snippets">
+                <Snippet title="curl" code={curl(embedder.id, guarded)} />
+                <Snippet title="Python" code={python(embedder.id, guarded)} />
+              </div>
+            )}
+            {talker && (
+              <div class="snippets">
+                <Snippet title="curl, chat" code={curlChat(talker.id, guarded)} />
+                <Snippet title="Python, chat" code={pythonChat(talker.id, guarded)} />
+              </div>
+            )}
           </section>
         )}
       </main>

@@ -4,6 +4,7 @@ function facts(model: Model): string[] {
   const words: string[] = [];
   if (model.dimension) words.push(`${model.dimension} dimensions`);
   if (model.max_input_tokens) words.push(`up to ${model.max_input_tokens} tokens`);
+  if (model.max_model_len) words.push(`${model.max_model_len} tokens of context`);
   if (model.precision) words.push(model.precision);
   if (model.backend) words.push(model.backend);
   if (model.aliases?.length) words.push(`also ${model.aliases.join(", ")}`);
