@@ -34,7 +34,8 @@ def ps(
     """List the models of a running server."""
     server = Running.of(loaded.settings, url)
     used = _last_used(server)
-    found = [_facts(entry, used) for entry in server.models()]
+    # An adapter is loaded with its model, and is no model by itself.
+    found = [_facts(entry, used) for entry in server.models() if not entry.get("parent")]
     shown = [one for one in found if everything or one["status"] != "unloaded"]
     if as_json:
         typer.echo(json.dumps(shown, indent=2))

@@ -29,6 +29,7 @@ READY = {
 }
 BROKEN = {"id": "broken", "status": {"value": "unloaded", "failed": True, "error": "no such folder"}}
 WAITING = {"id": "far", "backend": "triton", "status": {"value": "loading", "note": "waiting for Triton"}}
+ADAPTER = {**READY, "id": "org/tiny:sql", "parent": "org/tiny"}
 ON_DISK = {"id": "org/other", "backend": "local", "status": {"value": "unloaded"}}
 
 
@@ -112,8 +113,9 @@ def shoal(stub: Stub) -> Shoal:
 
 class TestPs:
     def test_models_in_a_table(self, shoal: Shoal, stub: Stub) -> None:
-        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out."""
-        stub.replies["GET /models"] = (200, {"data": [READY, BROKEN, WAITING, ON_DISK]})
+        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out, and what is a
+        part of its model."""
+        stub.replies["GET /models"] = (200, {"data": [READY, ADAPTER, BROKEN, WAITING, ON_DISK]})
         stats = [{"name": "org/tiny", "last_inference": "1700000000000"}, {"name": "far"}]
         stub.replies["GET /metrics"] = (200, {"model_stats": stats})
         result = shoal("ps")
