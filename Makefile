@@ -77,6 +77,7 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/fairness.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
 	$(BIN)/python bench/triton_grpc.py $(ARGS)
+	$(BIN)/python bench/triton_llm.py $(ARGS)
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
 clean:

@@ -113,8 +113,8 @@ def shoal(stub: Stub) -> Shoal:
 
 class TestPs:
     def test_models_in_a_table(self, shoal: Shoal, stub: Stub) -> None:
-        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out, and what is a
-        part of its model."""
+        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out, and what is
+        a part of its model."""
         stub.replies["GET /models"] = (200, {"data": [READY, ADAPTER, BROKEN, WAITING, ON_DISK]})
         stats = [{"name": "org/tiny", "last_inference": "1700000000000"}, {"name": "far"}]
         stub.replies["GET /metrics"] = (200, {"model_stats": stats})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.core.gateway import Gateway
-from shoal.core.protocols import BatchReport, Observer, Statistics
+from shoal.core.protocols import BatchReport, GenerationReport, Observer, Statistics
 from shoal.core.registry import Model, Registry
 from shoal.core.statistics import MAX_MODELS, Counts
 from shoal.errors import ModelNotFound, ShoalError, TransportFailed
@@ -112,6 +112,9 @@ def test_everything_is_passed_on() -> None:
         def inferred(self, model: str, stage: str, seconds: float) -> None:
             told.append(("inferred", model, stage, seconds))
 
+        def generated(self, report: GenerationReport) -> None:
+            told.append(("generated", report))
+
         def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
             told.append(("finished", model, task, outcome, seconds, result))
 
@@ -121,6 +124,7 @@ def test_everything_is_passed_on() -> None:
     counts.queued("m", 3, 30)
     counts.batched(report := batch(3, 1.0))
     counts.inferred("m", "finish", 0.5)
+    counts.generated(spoken := GenerationReport("m", 3, 5, 0.1, 0.5))
     counts.finished("m", "embed", "cancelled", 2.0, None)
     assert told == [
         ("refused", "x"),
@@ -128,6 +132,7 @@ def test_everything_is_passed_on() -> None:
         ("queued", "m", 3, 30),
         ("batched", report),
         ("inferred", "m", "finish", 0.5),
+        ("generated", spoken),
         ("finished", "m", "embed", "cancelled", 2.0, None),
     ]
 
