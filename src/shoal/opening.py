@@ -181,21 +181,19 @@ class Opening:
         if stored.manifest.generation is not None:
             if len(addresses) > 1:
                 raise AddressError(f"{plan.name}: a local language model has one address: it batches by itself")
-            return await self._open_llm(plan, addresses[0], stored, settings, report)
+            return await self._open_llm(plan, stored, settings)
         from shoal.local import open_local
 
         local = await open_local(plan.name, addresses, settings, self._reporter(report))
         lane = self._lane(plan.name, settings, local.pipeline, local.engines, local.facts)
         return BatchedRunner(lane, local.facts, local.codec)
 
-    async def _open_llm(
-        self, plan: Plan, address: Address, stored: Stored, settings: Settings, report: Report
-    ) -> Runner:
+    async def _open_llm(self, plan: Plan, stored: Stored, settings: Settings) -> Runner:
         from shoal.llm.chat import generation_sampling
         from shoal.llm.local import open_llm
 
         table = self.table(plan.name)
-        pipeline, generator, facts = await open_llm(plan.name, address, settings, table, self._reporter(report))
+        pipeline, generator, facts = await open_llm(plan.name, stored, settings, table)
         recommended = await asyncio.to_thread(generation_sampling, stored.path)
         return self._talker(plan.name, settings, pipeline, [generator], facts, recommended)
 

@@ -104,9 +104,10 @@ class Gateway:
             _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._woken(model, "generate", ctx)
-            if isinstance(runner, Checking):
-                runner.check(task)
-            async with self._places(model).permit(ctx), aclosing(self._heard(runner, task, ctx)) as chunks:
+            places = self._places(model)
+            if not places.free and isinstance(runner, Checking):
+                runner.check(task)  # a refusal waits for nobody; where nobody waits, the stream says it at once
+            async with places.permit(ctx), aclosing(self._heard(runner, task, ctx)) as chunks:
                 async for chunk in chunks:
                     if first is None:
                         first = self._clock() - started

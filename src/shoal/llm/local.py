@@ -16,10 +16,7 @@ from shoal.backends.genai import open as open_generator
 from shoal.core.protocols import ChatPipeline, GeneratorFacts, ModelFacts
 from shoal.errors import AddressError, ConfigError
 from shoal.llm.chat import chat_pipeline
-from shoal.local import prepared
-from shoal.models.address import Address
 from shoal.models.manifest import GenerationSpec
-from shoal.models.progress import Progress
 from shoal.models.store import Stored
 from shoal.settings import ModelTable, Settings
 
@@ -36,16 +33,15 @@ def kind_of(stored: Stored) -> Literal["embed", "generate"]:
 
 
 async def open_llm(
-    name: str, address: Address, settings: Settings, table: ModelTable, progress: Progress | None = None
+    name: str, stored: Stored, settings: Settings, table: ModelTable
 ) -> tuple[ChatPipeline, GenaiGenerator, ModelFacts]:
-    """Open the language model of a local address; its generator has made a token then.
+    """Open a language model of the store; its generator has made a token then.
 
     Raises SetupError, and OutOfMemory or Crashed when it is too large for this machine.
     """
-    stored = await prepared(address, settings, progress)
     spec = stored.manifest.generation
     if spec is None:
-        raise AddressError(f"{name}: {address} embeds and does not generate: name a language model")
+        raise AddressError(f"{name}: {stored.manifest.address} embeds and does not generate: name a language model")
     if table.adapters:
         raise ConfigError(
             f'[models."{name}".adapters]: models on this machine take no LoRAs; merge it into the model before it is '

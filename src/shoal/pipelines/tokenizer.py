@@ -62,7 +62,7 @@ class TextTokenizer:
     """
 
     def __init__(self, folder: Path, file: str, *, lower_case: bool = False) -> None:
-        self.raw = _load(folder, file)
+        self.raw = read_tokenizer(folder, file)
         self.raw.no_padding()
         self.raw.no_truncation()
         if lower_case:
@@ -188,7 +188,8 @@ def _at_once(pieces: list[str], start: int) -> list[str]:
     return pieces[start:stop]
 
 
-def _load(folder: Path, file: str) -> Tokenizer:
+def read_tokenizer(folder: Path, file: str) -> Tokenizer:
+    """The tokenizer in a model's folder, as the file has it. Raises ModelFileError."""
     path = folder / file
     if not path.is_file():
         raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)

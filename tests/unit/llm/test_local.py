@@ -19,9 +19,10 @@ from shoal.core.protocols import ChatPipeline, ModelFacts
 from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError, InvalidValue, MissingExtra, ModelFileError, TooLong
 from shoal.llm import local
-from shoal.llm.local import kind_of, open_llm
+from shoal.llm.local import kind_of
 from shoal.llm.options import generation_options
-from shoal.models.address import parse_address
+from shoal.local import prepared
+from shoal.models.address import Address, parse_address
 from shoal.models.manifest import GenerationSpec
 from shoal.models.store import Store, Stored
 from shoal.settings import ModelTable, Settings
@@ -34,6 +35,11 @@ GGUF = FIXTURES / "tiny_llama.gguf"
 Opened = tuple[ChatPipeline, GenaiGenerator, ModelFacts]
 
 installed = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs the 'llm' extra")
+
+
+async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> Opened:
+    """From an address, as a plan has it."""
+    return await local.open_llm(name, await prepared(address, settings), settings, table)
 
 
 @pytest.fixture
@@ -189,17 +195,13 @@ class TestKinds:
         with pytest.raises(ModelFileError, match=r"config\.json.*optimum-cli export openvino"):
             await open_llm("tiny", parse_address(f"file:{tmp_path}"), settings, ModelTable())
 
-    async def test_an_embedder(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_embedder(self, settings: Settings) -> None:
         """It is not opened for what it cannot do."""
         stored = Stored(Path("/nowhere"), manifest({}))
 
-        async def prepared(*_: Any) -> Stored:
-            return stored
-
-        monkeypatch.setattr(local, "prepared", prepared)
         assert kind_of(stored) == "embed"
         with pytest.raises(AddressError, match="embeds"):
-            await open_llm("tiny", parse_address("org/tiny"), settings, ModelTable())
+            await local.open_llm("tiny", stored, settings, ModelTable())
 
     @pytest.mark.parametrize(
         ("name", "precision"),

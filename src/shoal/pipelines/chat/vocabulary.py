@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from shoal.errors import InvalidValue, ModelFileError
+from shoal.errors import InvalidValue
+from shoal.pipelines.tokenizer import read_tokenizer
 
 Form: TypeAlias = Literal["byte_level", "byte_fallback", "other"]
 
@@ -59,7 +60,7 @@ class Vocabulary:
         eos_token: str | None = None,
         eos_ids: Iterable[int] = (),
     ) -> None:
-        self.raw = _load(folder / file, file)
+        self.raw = read_tokenizer(folder, file)
         self.raw.no_padding()
         self.raw.no_truncation()
         words = self.raw.get_vocab(with_added_tokens=True)
@@ -191,15 +192,6 @@ def check_letters(text: str, param: str) -> None:
             " it, or leave it out",
             param=param,
         ) from error
-
-
-def _load(path: Path, file: str) -> Tokenizer:
-    if not path.is_file():
-        raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
-        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
 
 
 _KEPT = {"ByteLevel": 1, "Prepend": 1, "NFD": 1, "NFKD": 8, "NFC": 4, "NFKC": 8, "Lowercase": 3}
