@@ -9,7 +9,7 @@ CLIENTS_OLD := .venv-clients-old
 BIN := $(VENV)/bin
 EXTRAS := local,ort,llm
 TORCH := torch==2.13.0
-FRAMEWORKS := langchain-openai llama-index-llms-openai llama-index-llms-openai-like
+FRAMEWORKS := langchain-openai langchain-nvidia-ai-endpoints llama-index-llms-openai llama-index-llms-openai-like voyageai
 OLD_CLIENT := "openai<2"
 PORT := 8080
 MODEL :=
@@ -105,7 +105,7 @@ $(VENV)/.developer: pyproject.toml | $(VENV)/.installed
 
 # One command for all of it: a later one could replace PyTorch by another build.
 $(PARITY)/.installed: pyproject.toml | $(PARITY)/bin/python
-	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers --group dev --editable ".[$(EXTRAS)]"
+	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers model2vec onnxscript --group dev --editable ".[$(EXTRAS)]"
 	@touch $@
 
 # Shoal itself without any extra: its scripted model needs none.

@@ -1,5 +1,29 @@
-"""Shoal: one inference gateway in front of every kind of inference server."""
+"""Shoal: one inference gateway in front of every kind of inference server.
+
+`shoal.open` runs models in this process, without a server: docs/python.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from shoal._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from shoal.api import Label, Ranked, Shoal, open
+    from shoal.errors import ShoalError
+
+__all__ = ["Label", "Ranked", "Shoal", "ShoalError", "__version__", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    """The Python API when it is first asked for: `import shoal` alone is to cost nothing."""
+    if name == "ShoalError":
+        from shoal import errors
+
+        return errors.ShoalError
+    if name in __all__:
+        from shoal import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

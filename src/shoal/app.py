@@ -22,7 +22,8 @@ from shoal.models.address import OFFERING_SCHEMES, TRITON_SCHEMES, Address, Serv
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
-from shoal.surfaces import SURFACES, Front, Options, build_app
+from shoal.observability.tei_metrics import TeiMetrics
+from shoal.surfaces import Front, Options, build_app, surfaces_of
 from shoal.surfaces.openapi import OpenApi
 from shoal.types import ModelStats
 from shoal.web import Pages
@@ -50,11 +51,11 @@ ASK_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
-class App:
-    """A running Shoal: `asgi` answers from the start, models come up behind it."""
+class Running:
+    """The gateway, and models that come up behind it."""
 
     gateway: Gateway
-    asgi: Front
+    observer: PrometheusObserver
     loading: Sequence[Job]
     asked: Sequence[asyncio.Event]
 
@@ -65,17 +66,42 @@ class App:
         await asyncio.gather(*(event.wait() for event in events))
 
 
+@dataclass(slots=True)
+class App(Running):
+    """A running Shoal: `asgi` answers from the start."""
+
+    asgi: Front
+
+
 @asynccontextmanager
 async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
-    """Start serving these addresses (none: the default model, unless `default_model` is off); on leaving, everything is
-    closed, and what runs on other servers is left there.
+    """Start serving these addresses over HTTP. As `open_models` otherwise."""
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(open_models(loaded, served, progress))
+        gateway, observer = running.gateway, running.observer
+        await stack.enter_async_context(LoopLag(observer.lagged))
+        asking = asyncio.create_task(_ask_backends(gateway.registry, observer), name="statistics")
+        stack.push_async_callback(_cancelled, asking)
+        options = Options.of(loaded.settings, observer.render)
+        surfaces = surfaces_of(options)
+        front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
+        yield App(gateway, observer, running.loading, running.asked, front)
+
+
+@asynccontextmanager
+async def open_models(
+    loaded: Loaded, served: Sequence[str], progress: Progress | None = None
+) -> AsyncIterator[Running]:
+    """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
+    everything is closed, and what runs on other servers is left there.
 
     `progress` sees downloads and conversions, from threads.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     settings = loaded.settings
     registry, observer = Registry(), PrometheusObserver()
-    counts = Counts(observer)
+    original = TeiMetrics(observer) if settings.tei_metrics else None
+    counts = Counts(original or observer)
     gateway = Gateway(
         registry,
         counts,
@@ -90,6 +116,8 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         ]
         tritons, host = await _tritons(stack, loaded, plans, progress)
         loader = ModelLoader(loaded, counts, threads, tritons=tritons, host=host, progress=progress)
+        stack.push_async_callback(loader.caches.aclose)
+        counts.caches = loader.caches.counts
         lifecycle = gateway.lifecycle = Lifecycle(
             registry,
             loader,
@@ -98,23 +126,19 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
             keep_alive_s=settings.keep_alive_s,
         )
         stack.push_async_callback(lifecycle.aclose)
-        jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not _offers_all(plan.addresses)]
+        jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not _offers_all(plan)]
         asked: list[asyncio.Event] = []
         for plan in plans:
-            if _offers_all(plan.addresses):
+            if _offers_all(plan):
                 gateway.waiting[str(plan)] = "it was not asked yet"
                 asked.append(asyncio.Event())
                 discovering = _discover(gateway, loader, plan.addresses[0], asked[-1])
                 task = asyncio.create_task(discovering, name=f"discover {plan}")
                 stack.push_async_callback(_cancelled, task)
-        observer.attach(lambda: _states(registry), loader.queues)
-        await stack.enter_async_context(LoopLag(observer.lagged))
-        asking = asyncio.create_task(_ask_backends(registry, observer), name="statistics")
-        stack.push_async_callback(_cancelled, asking)
-        options = Options.of(settings, observer.render)
-        surfaces = [make(options) for make in SURFACES]
-        front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
-        yield App(gateway, front, jobs, asked)
+        observer.attach(lambda: _states(registry), loader.queues, loader.caches.counts)
+        if original is not None:
+            original.queues, observer.more = loader.queues, original.render
+        yield Running(gateway, observer, jobs, asked)
 
 
 async def _tritons(
@@ -141,9 +165,10 @@ async def _tritons(
     return tritons, await stack.enter_async_context(TritonHost.opened(settings, tritons, progress))
 
 
-def _offers_all(addresses: Sequence[Address]) -> bool:
+def _offers_all(served: Served) -> bool:
     """An address of a server without a model: whatever it offers is served, under the names that it has there."""
-    return len(addresses) == 1 and addresses[0].scheme in OFFERING_SCHEMES and not addresses[0].model
+    first = served.addresses[0]
+    return not served.name and len(served.addresses) == 1 and first.scheme in OFFERING_SCHEMES and not first.model
 
 
 async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, asked: asyncio.Event) -> None:

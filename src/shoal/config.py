@@ -167,7 +167,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     tables = _tables(document.pop(MODELS, {}), file, found, chosen)
     foreign = {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()}
     layers = (
-        _from_flags(flags),
+        _from_flags(flags if chosen is None else _respelt(flags, chosen)),
         {name: given for name, given in foreign.items() if given[1].layer == "flag"},
         _from_env(environ, warnings),
         foreign,
@@ -242,6 +242,12 @@ def is_loopback(host: str) -> bool:
 
 def _first(layers: Iterable[_Layered], name: str, default: Any) -> tuple[Any, Source]:
     return next((layer[name] for layer in layers if name in layer), (default, DEFAULT))
+
+
+def _respelt(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]:
+    """Flags that Shoal shares with the original, in Shoal's words."""
+    spelt = chosen.spellings
+    return {name: spelt[name].get(value, value) if name in spelt else value for name, value in flags.items()}
 
 
 def _from_flags(flags: Mapping[str, Any]) -> _Layered:

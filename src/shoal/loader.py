@@ -22,6 +22,7 @@ from shoal.models.address import (
     LOCAL_SCHEMES,
     OFFERING_SCHEMES,
     OPENAI_SCHEMES,
+    TEI_SCHEMES,
     TRITON_SCHEMES,
     Address,
     Served,
@@ -32,6 +33,7 @@ from shoal.models.address import (
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.opening import NO_TRITON, Opening, Payload, payload_of, scripts
+from shoal.row_cache import RowCaches
 from shoal.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from shoal.triton.host import TritonHost
 
 logger = logging.getLogger("shoal")
-
-SERVED_SCHEMES = (*LOCAL_SCHEMES, *TRITON_SCHEMES, *OPENAI_SCHEMES, "fake")
-"""Kinds of addresses that have a backend in this version; the grammar knows more."""
 
 NAMED_SCHEMES = ("hf", "pypi", "fake")
 """What a client may name: a folder of this machine, and another server, are the operator's to name."""
@@ -74,16 +73,20 @@ class ModelLoader:
         """(model, items, tokens) that wait now, for the metrics."""
         return self._opening.queues()
 
+    @property
+    def caches(self) -> RowCaches:
+        return self._opening.caches
+
     def plan(self, served: Served) -> Plan:
         """What an argument of `shoal serve` stands for. Raises AddressError and ConfigError."""
-        _check_schemes(served)
         name = served.name or served.addresses[0].id
         if not name:
-            raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}#MODEL,...")
+            model = "" if served.addresses[0].scheme in TEI_SCHEMES else "#MODEL"
+            raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}{model},...")
         plan = self._plan(name, Payload(served), LoadOptions())
         if plan.backend == "triton" and self.host is None and served.addresses[0].local:
             raise ConfigError(f"{served}: {NO_TRITON}")
-        if plan.backend in ("triton", "openai"):
+        if plan.backend in ("triton", "openai", "tei"):
             plan = replace(plan, timeout_s=0.0)  # it is served when its server comes
         self._plans[plan.name] = plan
         return plan
@@ -94,7 +97,6 @@ class ModelLoader:
         known = self._plans.get(name)
         try:
             payload = known.payload if known is not None else self._payload(name)
-            _check_schemes(payload.served)
             scripts(payload.served.addresses)
         except (AddressError, ConfigError) as error:
             raise InvalidValue(error.message, param="model") from None
@@ -168,6 +170,8 @@ class ModelLoader:
             backend = "triton"
         elif scheme in OPENAI_SCHEMES:
             backend = "openai"
+        elif scheme in TEI_SCHEMES:
+            backend = "tei"
         aliases = set(table.aliases)
         if [str(address) for address in served.addresses] == [DEFAULT_MODEL] and name == served.addresses[0].id:
             aliases.update(DEFAULT_ALIASES)
@@ -233,13 +237,3 @@ class ModelLoader:
             )
             for one in self._opening.store.entries()
         ]
-
-
-def _check_schemes(served: Served) -> None:
-    """Raise ConfigError for an address that nothing here can serve."""
-    for address in served.addresses:
-        if address.scheme not in SERVED_SCHEMES:
-            known = ", ".join(f"{scheme}:" for scheme in SERVED_SCHEMES)
-            raise ConfigError(
-                f"{address}: this version has no backend for {address.scheme}: addresses; it serves {known}"
-            )

@@ -1,35 +1,49 @@
-"""Local models, put together: files in the store, a text pipeline, engines, and the facts to show. Part of the
-composition root, used by `app` and by the command line."""
+"""Local models, put together: files in the store, a pipeline of texts or pairs, engines, and the facts to show. Part of
+the composition root, used by `app` and by the command line."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from shoal.backends import Checked, EngineOptions, choose, opener
+from shoal.backends import ENGINES, FOLDER_ENGINES, Checked, EngineOptions, choose, opener
 from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
-from shoal.errors import AddressError, MissingExtra, ShoalError
-from shoal.models.address import Address
-from shoal.models.prepare import prepare
+from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
+from shoal.models.address import Address, parse_address
+from shoal.models.export import Exported, can_export, export
+from shoal.models.prepare import SOURCE, Ways, prepare
 from shoal.models.progress import Progress, Stop
-from shoal.models.samples import LONGEST, TEXTS
+from shoal.models.samples import LONGEST, PAIRS, TEXTS
 from shoal.models.sources import Access
 from shoal.models.store import Store, Stored
+from shoal.models.variants import VARIANTS, Variant, make_variant, parity_of, variant_path
 from shoal.models.verify import Run
 from shoal.pipelines.codec import TokenizerCodec
+from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
-from shoal.settings import Settings
-from shoal.types import Array, Embed, TextSpec
+from shoal.settings import ModelTable, Settings
+from shoal.types import Array, Batched, Classify, Embed, Item, TextSpec
 
 VERIFY_DEADLINE_S = 120.0
+
+LOGITS_BYTES = 512 * 2**20
+"""Of a batch's scores over the vocabulary."""
+
+ANY_LENGTH = 2**20
+"""The samples of a comparison are cut to the model's own length before."""
+
+PARITY = ("min_cosine", "mean_cosine", "max_difference", "speed", "bytes")
+"""Of a variant's Parity, what the details of the facts show."""
 
 SAMPLE_ROWS = 16
 """Of a batch in the precision check: neighbours in length, so that little of it is padding."""
@@ -39,7 +53,7 @@ SAMPLE_ROWS = 16
 class Local:
     """A local model, ready to be served: everything a lane and a runner are made of."""
 
-    pipeline: TextPipeline
+    pipeline: TextPipeline | PairPipeline
     codec: TokenizerCodec
     engines: Sequence[Engine]
     facts: ModelFacts
@@ -59,7 +73,7 @@ def prepare_local(
     """
     with ExitStack() as stack:
         try:
-            verifier = stack.enter_context(_Verifier(choose(settings.engine)))
+            verifier = stack.enter_context(_Verifier(_graph_engine(settings.engine)))
         except MissingExtra:
             verifier = None
         return prepare(
@@ -70,7 +84,45 @@ def prepare_local(
             progress=progress,
             stop=stop,
             refresh=refresh,
+            ways=_ways(settings),
         )
+
+
+def _ways(settings: Settings) -> Ways:
+    """What becomes of an architecture without a graph: an engine that runs folders knows it itself; else PyTorch
+    exports it, where the extra that can is installed."""
+
+    def exported(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+        return export(
+            folder,
+            into,
+            progress=progress,
+            stop=stop,
+            max_memory_mb=settings.convert_max_memory_mb,
+            timeout_s=settings.convert_timeout_s,
+        )
+
+    try:
+        folders = choose(settings.engine) in FOLDER_ENGINES
+    except MissingExtra:  # models may be fetched before an engine is installed
+        folders = False
+    able = settings.convert == "auto" and can_export()
+    return Ways(exported if able else None, folders=folders)
+
+
+def _graph_engine(engine: str) -> str:
+    """The engine that verifies: the one that will serve, or where that runs folders any that runs graphs. Raises
+    MissingExtra, ConfigError."""
+    chosen = choose(engine)
+    if chosen not in FOLDER_ENGINES:
+        return chosen
+    *others, last = ENGINES
+    for name in others:
+        try:
+            return choose(name)
+        except MissingExtra:
+            continue
+    return choose(last)
 
 
 async def prepared(address: Address, settings: Settings, progress: Progress | None = None) -> Stored:
@@ -86,25 +138,53 @@ async def prepared(address: Address, settings: Settings, progress: Progress | No
 
 
 async def open_local(
-    name: str, addresses: Sequence[Address], settings: Settings, progress: Progress | None = None
+    name: str,
+    addresses: Sequence[Address],
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    table: ModelTable | None = None,
 ) -> Local:
-    """Open every replica of a model; they must be the same model. Raises SetupError."""
+    """Open every replica of a model; they must be the same model. Of its table prompts are read. Raises SetupError."""
     stored = [await prepared(address, settings, progress) for address in addresses]
-    if len({space_of(one) for one in stored}) > 1:
+    if table is not None:
+        stored = [prompted(one, table) for one in stored]
+    if len({space_of(one) or _identity(one) for one in stored}) > 1:
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
     engine = choose(settings.engine)
-    pipeline = await asyncio.to_thread(
-        TextPipeline, stored[0].path, stored[0].manifest.embedder, truncate=settings.truncate
-    )
+    spec = stored[0].manifest.text_spec
+    pipeline = await asyncio.to_thread(_pipeline, stored[0].path, spec, settings)
     samples = await asyncio.to_thread(precision_samples, pipeline)
+    parity = await asyncio.to_thread(_parity, stored, engine, settings, samples)
     engines: list[Engine] = []
     async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
             engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, samples))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
-    facts = _facts(stored[0], engine, engines[0].facts, settings)
-    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, stored[0].manifest.embedder), engines, facts)
+    facts = _facts(stored[0], engine, engines[0].facts, settings, parity)
+    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
+
+
+def prompted(stored: Stored, table: ModelTable) -> Stored:
+    """The model with the prompts of its table above its own, which makes its space another one; one that only scores
+    has none. Raises ConfigError for a default prompt that is in neither."""
+    spec = stored.manifest.text_spec
+    if spec.score is not None or not (table.prompts or table.default_prompt_name):
+        return stored
+    prompts = {**spec.prompts, **table.prompts}
+    default = table.default_prompt_name or spec.default_prompt_name
+    if default is not None and default not in prompts:
+        has = f"its prompts are {', '.join(sorted(prompts))}" if prompts else "it has no prompts"
+        raise ConfigError(f"default_prompt_name: {default!r} is no prompt of {stored.manifest.id}: {has}")
+    spec = msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
+    return replace(stored, manifest=msgspec.structs.replace(stored.manifest, text=spec))
+
+
+def _pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:
+    if spec.score is not None:
+        return PairPipeline(folder, spec, truncate=settings.truncate)
+    return TextPipeline(folder, spec, truncate=settings.truncate)
 
 
 async def _open_engine(
@@ -117,52 +197,114 @@ async def _open_engine(
         streams=settings.streams,
         threads=settings.threads,
         max_batch_size=settings.max_batch_size,
-        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_tokens=most_tokens(stored.manifest.text_spec, settings.max_batch_tokens),
         max_batch_ms=settings.max_batch_ms,
-        max_length=stored.manifest.embedder.max_tokens,
+        max_length=stored.manifest.text_spec.max_tokens,
         samples=samples,
         checked=msgspec.convert(kept, Checked) if kept else None,
+        spec=stored.manifest.text_spec,
     )
-    opened = await opener(engine)(stored.graph, name=name, options=options)
+    place = await asyncio.to_thread(_place, engine, stored, _variant(engine, settings))
+    opened = await opener(engine)(place, name=name, options=options)
     checked = opened.facts.details.get("precision_checked")
     if isinstance(checked, Checked) and checked != options.checked:
-        await asyncio.to_thread(store.note, stored, "precision", {"key": checked.key, "min_cosine": checked.min_cosine})
+        await asyncio.to_thread(store.note, stored, "precision", asdict(checked))
     return opened
 
 
-def precision_samples(pipeline: TextPipeline) -> list[Tensors]:
-    """The sample texts as users' texts are run, shortest first; the longest of all has a batch of its own."""
-    task = Embed(model="", inputs=[], truncate=True)
-    answers = pipeline.prepare([(task, text) for text in (*TEXTS, LONGEST)])
+def most_tokens(spec: TextSpec, wanted: int) -> int:
+    """Padded tokens that a batch may have: as `wanted`, but a model that scores the whole vocabulary at every token
+    (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, and one longest text at least."""
+    if spec.sparse is None or spec.sparse.per == "token" or not spec.vocab_size:
+        return wanted
+    return min(wanted, max(spec.max_tokens, LOGITS_BYTES // (4 * spec.vocab_size)))
+
+
+def _variant(engine: str, settings: Settings) -> Variant | None:
+    """The variant of the graph that the precision asks for; an engine of folders has none, and no graph."""
+    asked: str = settings.precision
+    return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == asked), None)
+
+
+def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: Sequence[Tensors]) -> dict[str, Any]:
+    """Make the variant that is asked for and measure it against f32, once on a machine; what it costs, for the details
+    of the facts. Blocks. Raises SetupError."""
+    variant = _variant(engine, settings)
+    if variant is None:
+        return {}
+    try:
+        version = metadata.version(engine)
+    except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
+        version = ""
+    told: dict[str, Any] = {}
+    with _Verifier(engine) as verifier:
+        for one in stored:
+            make_variant(one, variant)
+            found = parity_of(
+                one,
+                variant,
+                store=Store(settings.home),
+                engine=f"{engine} {version}, {os.cpu_count()} cores",
+                samples=samples,
+                open_graph=verifier.open,
+            )
+            told = msgspec.to_builtins(found)
+    return {f"{variant}_{name}": told[name] for name in PARITY if told[name] is not None}
+
+
+def _place(engine: str, stored: Stored, variant: Variant | None) -> Path:
+    """What the engine runs: the stored graph, its variant, or the folder as its author published it."""
+    if engine not in FOLDER_ENGINES:
+        return variant_path(stored, variant) if variant else stored.graph
+    kept = stored.path / SOURCE
+    return kept if kept.is_dir() else Path(parse_address(stored.manifest.source).target)
+
+
+def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
+    """The sample texts as users' texts are run, or pairs of them, shortest first; the longest of all has a batch of its
+    own."""
+    score = pipeline.spec.score
+    task: Batched = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
+    items: tuple[Item, ...] = (*TEXTS, LONGEST)
+    if score is not None:
+        task = Classify(model="", inputs=[], truncate=True)
+        items = (*PAIRS, (LONGEST, LONGEST)) if score.pairs else items
+    answers = pipeline.prepare([(task, item) for item in items])
     *rest, longest = sorted((one for one in answers if not isinstance(one, ShoalError)), key=lambda one: one.cost)
     nothing = EngineFacts(name="samples", inputs=(), outputs=())
     starts = range(0, len(rest), SAMPLE_ROWS)
     return [pipeline.collate(batch, nothing) for batch in [*(rest[at : at + SAMPLE_ROWS] for at in starts), [longest]]]
 
 
-def _facts(stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings) -> ModelFacts:
+def _facts(
+    stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings, parity: Mapping[str, Any]
+) -> ModelFacts:
     manifest = stored.manifest
-    spec = manifest.embedder
+    spec = manifest.text_spec
     details: dict[str, Any] = {
         "parameters": manifest.parameters,
         "graph": manifest.graph_source,
-        "similarity": spec.similarity,
+        **({"similarity": spec.similarity} if spec.score is None else {"activation": spec.score.activation}),
         "length_buckets": engine_facts.length_buckets,
         **{key: value for key, value in engine_facts.details.items() if not isinstance(value, Checked)},
+        **parity,
         **limits_of(settings),
     }
     if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
-        details["bf16_min_cosine"] = checked.min_cosine
+        key = "bf16_min_cosine" if spec.score is None else "bf16_max_difference"
+        details[key] = checked.min_cosine if spec.score is None else checked.max_difference
     return ModelFacts(
         id=manifest.id,
         source=manifest.source,
         backend=engine,
-        tasks=("embed",),
-        dimension=spec.dimension,
+        tasks=spec.tasks,
+        vectors=spec.kinds,
+        labels=spec.score.labels if spec.score else (),
+        dimension=spec.dimension or None,
         max_input_tokens=spec.max_tokens,
         precision=engine_facts.precision,
-        pooling=spec.pooling,
-        space=space_of(stored),
+        pooling=spec.pooling if spec.score is None else "",
+        space=space_of(stored, engine_facts.precision),
         revision=manifest.revision,
         prompts=spec.prompts,
         default_prompt_name=spec.default_prompt_name,
@@ -181,13 +323,21 @@ def limits_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def space_of(stored: Stored) -> str:
-    """16 hex digits that are equal only for vectors that may share an index.
+def space_of(stored: Stored, precision: str = "") -> str:
+    """16 hex digits that are equal only for vectors that may share an index; "" for a model that gives none.
 
     They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
     shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
+    Weights in int8 are other weights: of ten nearest neighbours they exchange some.
     """
-    spec: TextSpec = stored.manifest.embedder
+    if stored.manifest.text_spec.score is not None:
+        return ""
+    told = _identity(stored)
+    return told if precision != "int8" else hashlib.sha256(f"{told} int8".encode()).hexdigest()[:16]
+
+
+def _identity(stored: Stored) -> str:
+    spec: TextSpec = stored.manifest.text_spec
     weights = stored.manifest.weights
     told = [
         sorted(digest for file, digest in weights.items() if file.endswith(".safetensors")) or sorted(weights.values()),
@@ -198,6 +348,9 @@ def space_of(stored: Stored) -> str:
         spec.include_prompt,
         spec.lower_case,
         spec.max_tokens,
+        # Beyond one dense vector a text; what a model lacks leaves the digits as they are without it.
+        *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
+        *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
     ]
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
@@ -216,8 +369,8 @@ class _Verifier:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self, graph: Path) -> Run:
-        options = EngineOptions(precision="f32", streams=1, warm_up_s=0)
+    def open(self, graph: Path, precision: Literal["f32"] | Variant = "f32") -> Run:
+        options = EngineOptions(precision=precision, streams=1, max_length=ANY_LENGTH, warm_up_s=0)
         engine = self._runner.run(opener(self._engine)(graph, name="verify", options=options))
         self._stack.callback(lambda: self._runner.run(engine.aclose()))
 

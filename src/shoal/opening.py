@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.config import Loaded
@@ -20,10 +21,12 @@ from shoal.core.routing import ByTask
 from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError
 from shoal.llm.options import NOTHING, generation_options
-from shoal.models.address import OPENAI_SCHEMES, TRITON_SCHEMES, Address, Served, parse_address
+from shoal.models.address import OPENAI_SCHEMES, TEI_SCHEMES, TRITON_SCHEMES, Address, Served, parse_address
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
+from shoal.row_cache import RowCaches
 from shoal.settings import ModelTable, Settings
+from shoal.types import TaskKind
 
 if TYPE_CHECKING:
     from shoal.backends.fake import FakeScript
@@ -67,6 +70,7 @@ class Opening:
         self.loaded = loaded
         self.host = host
         self.store = Store(loaded.settings.home)
+        self.caches = RowCaches(Path(loaded.settings.home))
         self._tritons = tritons
         self._progress = progress
         self._observer = observer
@@ -80,6 +84,7 @@ class Opening:
     def forget(self, name: str) -> None:
         """A model's runner is closed."""
         self._lanes.pop(name, None)
+        self.caches.close(name)
 
     def table(self, name: str) -> ModelTable:
         return self.loaded.models.get(name) or ModelTable()
@@ -96,6 +101,8 @@ class Opening:
             return self._open_fake(plan.name, settings, served.addresses)
         if scheme in OPENAI_SCHEMES:
             return await self._open_upstream(plan, settings, report)
+        if scheme in TEI_SCHEMES:
+            return await self._open_tei(plan, settings, report)
         if scheme in TRITON_SCHEMES:
             return await self._open_remote(plan, settings, served.addresses, report)
         if plan.backend == "triton":
@@ -108,6 +115,10 @@ class Opening:
             from shoal.llm import upstream
 
             return await upstream.offered(address, self.loaded.settings)
+        if address.scheme in TEI_SCHEMES:
+            from shoal import tei
+
+            return await tei.offered(address, self.loaded.settings)
         from shoal.triton.targets import offered
 
         target = await self._connections.target(address, ModelTable(), self.loaded.settings)
@@ -150,8 +161,24 @@ class Opening:
         given = scripts(addresses)
         engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(given)]
         talkers = [FakeTalker(script, f"fake-{number}") for number, script in enumerate(given)]
+        if given[0].labels:
+            tasks: tuple[TaskKind, ...] = ("rerank", "classify") if given[0].labels == 1 else ("classify",)
+            scores = ModelFacts(
+                source="fake",
+                backend="fake",
+                tasks=tasks,
+                max_input_tokens=512,
+                vectors=(),
+                labels=given[0].label_names,
+            )
+            return BatchedRunner(self._lane(name, settings, FakePipeline(given[0]), engines, scores), scores)
         embeds = ModelFacts(
-            source="fake", backend="fake", tasks=("embed",), dimension=given[0].dimension, max_input_tokens=512
+            source="fake",
+            backend="fake",
+            tasks=("embed",),
+            dimension=given[0].dimension,
+            max_input_tokens=512,
+            vectors=given[0].kinds,
         )
         talks = ModelFacts(source="fake", backend="fake", tasks=("generate",), adapters=talkers[0].facts.adapters)
         pipeline = chat_pipeline(None, settings, template=CONVERSATION)
@@ -173,6 +200,21 @@ class Opening:
         )
         return await open_upstream(wanted, lane, report)
 
+    async def _open_tei(self, plan: Plan, settings: Settings, report: Report) -> Runner:
+        from shoal.tei import Wanted, open_tei
+
+        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
+            return self._lane(plan.name, settings, pipeline, engines, facts)
+
+        wanted = Wanted(
+            name=plan.name,
+            source=plan.source,
+            addresses=payload_of(plan).served.addresses,
+            settings=settings,
+            table=self.table(plan.name),
+        )
+        return await open_tei(wanted, lane, report)
+
     async def _open_local(self, plan: Plan, settings: Settings, report: Report) -> Runner:
         addresses = payload_of(plan).served.addresses
         if len(addresses) == 1:
@@ -184,7 +226,8 @@ class Opening:
             return await self._open_llm(plan, stored, settings)
         from shoal.local import open_local
 
-        local = await open_local(plan.name, addresses, settings, self._reporter(report))
+        table = self.table(plan.name)
+        local = await open_local(plan.name, addresses, settings, self._reporter(report), table=table)
         lane = self._lane(plan.name, settings, local.pipeline, local.engines, local.facts)
         return BatchedRunner(lane, local.facts, local.codec)
 
@@ -283,7 +326,13 @@ class Opening:
             settings.max_wait_time_ms,
             settings.max_age_ms,
         )
-        options = LaneOptions(model=name, limits=limits, max_items=settings.max_queue_items, space=facts.space)
+        options = LaneOptions(
+            model=name,
+            limits=limits,
+            max_items=settings.max_queue_items,
+            space=facts.space,
+            cache=self.caches.open(name, settings, facts, engines[0].facts.precision),
+        )
         lane = Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
         self._lanes[name] = lane
         return lane

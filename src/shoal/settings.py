@@ -53,6 +53,7 @@ _BATCHING = {"section": "Batching", "per_model": True}
 _TIMES = {"section": "Deadlines"}
 _ENGINE = {"section": "Engine", "per_model": True}
 _GENERATION = {"section": "Generation", "per_model": True}
+_CACHE = {"section": "Cache", "per_model": True}
 _LIFE = {"section": "Life of models"}
 _TRITON = {"section": "Triton"}
 _CONNECTION = {**_TRITON, "path": True}
@@ -111,6 +112,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_SERVER,
         ),
     ] = "prometheus"
+    embed_dialect: Annotated[
+        Literal["tei", "auto-batching-proxy"],
+        Meta(
+            description="Whose API POST /embed is: text-embeddings-inference, or auto-batching-proxy, which then has"
+            " /health as well.",
+            extra=_SERVER,
+        ),
+    ] = "tei"
+    batch_info: Annotated[
+        bool, Meta(description="Tell of the batch in the answers of auto-batching-proxy's /embed.", extra=_SERVER)
+    ] = False
+    tei_metrics: Annotated[
+        bool,
+        Meta(description="Also show the metrics of text-embeddings-inference, `te_*`, on /metrics.", extra=_SERVER),
+    ] = False
 
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024, extra=_LIMITS)] = 33554432
     max_inputs: Annotated[int, Meta(description="Most inputs in one request.", ge=1, extra=_LIMITS)] = 2048
@@ -163,6 +179,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Cut inputs that are too long for the model (the answer says so), or refuse.", extra=_ENGINE),
     ] = True
+
+    cache_mb: Annotated[
+        int,
+        Meta(
+            description="Memory for a model's answers, in MB of 2^20 bytes: an input that was answered before is not"
+            " computed again. 0: none.",
+            ge=0,
+            extra=_CACHE,
+        ),
+    ] = 0
+    cache_disk_mb: Annotated[
+        int,
+        Meta(
+            description="Room for them on disk, in `rows` under `home`, where they outlive the server. 0: none.",
+            ge=0,
+            extra=_CACHE,
+        ),
+    ] = 0
 
     embed_timeout_s: Annotated[
         float, Meta(description="Time for one embedding request, from its arrival.", gt=0, extra=_TIMES)
@@ -297,22 +331,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
 
     engine: Annotated[
-        Literal["auto", "openvino", "onnxruntime"], Meta(description="What runs local models.", extra=_ENGINE)
+        Literal["auto", "openvino", "onnxruntime", "torch"],
+        Meta(
+            description="What runs local models; torch runs them from their own files, on a GPU where there is one.",
+            extra=_ENGINE,
+        ),
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "f32", "bf16"],
+        Literal["auto", "f32", "bf16", "fp16", "int8"],
         Meta(
-            description="Arithmetic of local models; auto takes bf16 where the processor has it and the check at"
-            " load time agrees with f32.",
+            description="Arithmetic of local models; auto takes 16 bits where the hardware has them and the check at"
+            " load time agrees with f32. int8 is smaller and faster, and a vector space of its own.",
             extra=_ENGINE,
         ),
     ] = "auto"
     streams: Annotated[
-        int, Meta(description="Batches that a local engine runs side by side; 0 chooses.", ge=0, extra=_ENGINE)
+        int,
+        Meta(
+            description="Batches that a local engine runs side by side, or that are sent to a TEI server at once; 0"
+            " chooses.",
+            ge=0,
+            extra=_ENGINE,
+        ),
     ] = 0
     threads: Annotated[
         int, Meta(description="Processor threads for a local engine; 0 chooses.", ge=0, extra=_ENGINE)
     ] = 0
+    convert: Annotated[
+        Literal["auto", "never"],
+        Meta(
+            description="What becomes of an architecture or of pickled weights that Shoal cannot read itself: auto"
+            " has PyTorch convert them, in a process of its own, where the extra convert is installed.",
+            extra=_ENGINE,
+        ),
+    ] = "auto"
+    convert_max_memory_mb: Annotated[
+        int,
+        Meta(description="Memory of that process; 0 is three quarters of the machine's.", ge=0, extra=_ENGINE),
+    ] = 0
+    convert_timeout_s: Annotated[float, Meta(description="Seconds that it may take.", gt=0, extra=_ENGINE)] = 1800.0
 
     chat_template: Annotated[
         str | None,
@@ -414,7 +471,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     aliases: Annotated[tuple[Name, ...], Meta(description="Other names that requests may use.")] = ()
     default_for: Annotated[
-        tuple[Literal["embed", "generate"], ...],
+        tuple[Literal["embed", "rerank", "classify", "generate"], ...],
         Meta(description="Tasks for which it is the model when a request names none."),
     ] = ()
     tokenizer: Annotated[
@@ -446,7 +503,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     default_prompt_name: Annotated[Name | None, Meta(description="The prompt of requests that name none.")] = None
     tasks: Annotated[
-        tuple[Literal["embed", "generate"], ...],
+        tuple[Literal["embed", "rerank", "classify", "generate"], ...],
         Meta(description="What an OpenAI-compatible server's model can do, where asking it does not tell."),
     ] = ()
     context_tokens: Annotated[

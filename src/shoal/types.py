@@ -7,7 +7,8 @@ and come back equal to the bit.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -17,18 +18,27 @@ Array: TypeAlias = npt.NDArray[Any]
 Vectors: TypeAlias = npt.NDArray[np.float32]
 TrafficClass: TypeAlias = Literal["interactive", "bulk"]
 Direction: TypeAlias = Literal["left", "right"]
-TaskKind: TypeAlias = Literal["embed", "generate"]
+TaskKind: TypeAlias = Literal["embed", "rerank", "classify", "generate"]
+VectorKind: TypeAlias = Literal["dense", "tokens", "sparse", "multi"]
 
 TextItem: TypeAlias = str | list[int]
 """One text, or its token ids in the model's own vocabulary, used exactly as given (no special tokens added)."""
 
 
-class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Turn each input into one vector.
+TextPair: TypeAlias = tuple[str, str]
+"""Two texts that a model reads together, as a query and a document."""
 
-    `prompt_name` names a prompt of the model, put before every text; `input_type` ("query", "document") picks one
-    by its role; both None means the model's own default. `truncate` None follows the model's setting.
-    `dimensions` cuts the vector before it is normalised.
+Item: TypeAlias = TextItem | TextPair
+
+
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Turn each input into vectors, of every kind in `outputs`.
+
+    "dense": one vector; "sparse": weights by token of the vocabulary (SPLADE, bge-m3); "multi": the vectors that late
+    interaction compares (ColBERT, bge-m3); "tokens": one vector for each token read, special ones included, before
+    pooling. `prompt_name` names a prompt of the model, put before every text; `input_type` ("query", "document") picks
+    one by its role, and the side of a late interaction; both None means the model's own default. `truncate` None
+    follows the model's setting. `normalize` and `dimensions` are of the dense vector, which is cut first.
     """
 
     model: str
@@ -39,6 +49,52 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     truncation_direction: Direction = "right"
     normalize: bool = True
     dimensions: int | None = None
+    outputs: tuple[VectorKind, ...] = ("dense",)
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return self.inputs
+
+
+class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
+    """Score how well each document answers its query: one query for all documents, or one for each.
+
+    `raw_scores`: as the model gives them, without its activation. `truncate` None follows the model's setting; of a
+    pair that is too long the longer text is cut, token by token. `max_document_tokens` cuts a document by itself first.
+    """
+
+    model: str
+    queries: list[str]
+    documents: list[str]
+    raw_scores: bool = False
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    max_document_tokens: int | None = None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """(query, document) pairs. Raises ValueError where there are neither one query nor as many as documents."""
+        if len(self.queries) == 1:
+            query = self.queries[0]
+            return [(query, document) for document in self.documents]
+        return list(zip(self.queries, self.documents, strict=True))
+
+
+class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
+    """Give each input, a text or two texts read together, a score for every label of the model.
+
+    `raw_scores`, `truncate` and `truncation_direction` as in Rerank.
+    """
+
+    model: str
+    inputs: list[str | TextPair]
+    raw_scores: bool = False
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return self.inputs
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +211,15 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         return self.n * max(1, len(self.prompts))
 
 
-Task: TypeAlias = Embed | Generate
+Batched: TypeAlias = Embed | Rerank | Classify
+"""Tasks that consist of items, which lanes join with those of other requests."""
+
+Task: TypeAlias = Batched | Generate
+
+
+def kind_of(task: Task) -> TaskKind:
+    """What the task is called in facts, settings and metrics."""
+    return cast(TaskKind, task.__struct_config__.tag)
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +244,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `flush` says why that batch left: "full" (a limit was reached), "idle" (a slot was free), "age" (the linger or the
     starvation guard was over). Times are milliseconds: `queue_ms` and `infer_ms` of the slowest item, `prepare_ms`
-    of the request's tokenising.
+    of the request's tokenising. `cached`: items that were answered from the cache, without a batch.
     """
 
     size: int = 0
@@ -191,17 +255,42 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float = 0.0
     prepare_ms: float = 0.0
     infer_ms: float = 0.0
+    cached: int = 0
+
+
+class SparseVector(msgspec.Struct, frozen=True):
+    """Weights that are not zero: `indices` int32 [k], token ids in ascending order; `values` float32 [k]."""
+
+    indices: Array
+    values: Array
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True):
-    """`vectors` is float32 [inputs, dimension], C-contiguous, in input order; `tokens` counts what the model read of
-    each input, special tokens included; `truncated` counts inputs that were cut."""
+    """What each input became, in input order; a kind that was not asked for is empty.
+
+    `vectors`: dense, float32 [inputs, dimension], C-contiguous ([inputs, 0] when not asked for). `token_vectors`,
+    `multi_vectors`: one float32 [l, width] an input. `tokens` counts what the model read of each input, special tokens
+    included; `truncated` counts inputs that were cut.
+    """
 
     vectors: Array
     tokens: list[int]
     truncated: int = 0
     facts: BatchFacts = BatchFacts()
     space: str = ""
+    sparse: list[SparseVector] = []
+    token_vectors: list[Array] = []
+    multi_vectors: list[Array] = []
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """`scores` is float32 [items, labels] in the order of the items and of the model's labels, a reranker's one.
+    `tokens` and `truncated` as in Embedded."""
+
+    scores: Array
+    tokens: list[int]
+    truncated: int = 0
+    facts: BatchFacts = BatchFacts()
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +396,51 @@ class ModelStats(msgspec.Struct, frozen=True, kw_only=True):
     memory_usage: list[MemoryUsage] = []
 
 
+Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
+
+
+class ScoreSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A classifier's or cross-encoder's head: `output` float32 [b, labels] holds logits. `activation` is what the model
+    puts over them where raw scores were not asked for; with one label it is a reranker. `pairs`: it was trained on two
+    texts; a text alone is read as one."""
+
+    labels: tuple[str, ...]
+    activation: Activation
+    output: str = "logits"
+    pairs: bool = True
+
+
+class SparseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A head of weights by token of the vocabulary. `per` "vocabulary": `output` float32 [b, vocabulary], final
+    (SPLADE: the largest log(1 + relu(logit)) over the tokens read). `per` "token": `output` float32 [b, l], one weight
+    for each token read; an id's weight is its largest, and ids of `skipped` have none (bge-m3)."""
+
+    output: str = "sparse_embedding"
+    per: Literal["vocabulary", "token"] = "vocabulary"
+    skipped: tuple[int, ...] = ()
+
+
+class MultiSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A head of late interaction: `output` float32 [b, l, dimension], unit vectors.
+
+    `query_marker` and `document_marker` are token ids put after the first special token (None: none). A query is filled
+    up to `query_length` tokens with `fill_id` (None: it is not), which are `attended` or not, and their vectors count.
+    Of a document, vectors of `skipped` token ids are left out, and it is cut to `document_length`. `drop_first`: the
+    first token's vector is left out of both (bge-m3). Prompts come before the text as for dense vectors.
+    """
+
+    dimension: int
+    output: str = "multi_vectors"
+    query_marker: int | None = None
+    document_marker: int | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    fill_id: int | None = None
+    attended: bool = False
+    skipped: tuple[int, ...] = ()
+    drop_first: bool = False
+
+
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a text model's inputs are made and its outputs read, as the files of the model say; kept in its manifest.
 
@@ -318,6 +452,9 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     `sentence_embedding` names the output of all modules, `pooled` the one before a final Normalize (the same name when
     the model ends without one); `ends_normalized` says whether a Normalize module ends the model.
     A shipped graph may give only normalised vectors: then `ends_normalized` is true and both names are the same.
+    `tokens` names the output of token vectors, float32 [b, l, width] ("": it has none). `score`, `sparse`, `multi`: the
+    heads it has. A model without dense vectors has dimension 0. `frame_tokens` False: no special tokens are added to a
+    text (static models), and ids of `dropped` are taken out of it before the model reads it.
     """
 
     tokenizer: str
@@ -336,10 +473,45 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     sentence_embedding: str = "sentence_embedding"
     pooled: str = "pooled"
     ends_normalized: bool = True
+    tokens: str = ""
+    score: ScoreSpec | None = None
+    sparse: SparseSpec | None = None
+    multi: MultiSpec | None = None
+    frame_tokens: bool = True
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[TaskKind, ...]:
+        """What the model can do. One label makes a reranker, which can be asked for its score as a class too."""
+        if self.score is None:
+            return ("embed",)
+        return ("rerank", "classify") if len(self.score.labels) == 1 else ("classify",)
+
+    @property
+    def kinds(self) -> tuple[VectorKind, ...]:
+        """The vectors that it gives, the first of them where a client names none."""
+        if self.score is not None:
+            return ()
+        has: dict[VectorKind, bool] = {
+            "dense": self.dimension > 0,
+            "sparse": self.sparse is not None,
+            "multi": self.multi is not None,
+            "tokens": bool(self.tokens),
+        }
+        return tuple(kind for kind, there in has.items() if there)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Every output that its graph has, by name."""
+        if self.score is not None:
+            return (self.score.output,)
+        dense = (self.sentence_embedding, self.pooled) if self.dimension else ()
+        heads = (self.sparse.output if self.sparse else "", self.multi.output if self.multi else "", self.tokens)
+        return tuple(dict.fromkeys(name for name in (*dense, *heads) if name))
 
 
-Result: TypeAlias = Embedded
-Wire: TypeAlias = Embed | Generate | Embedded | Chunk | Context | TextSpec | ModelStats
+Result: TypeAlias = Embedded | Scored
+Wire: TypeAlias = Task | Result | SparseVector | Chunk | Context | TextSpec | ModelStats
 W = TypeVar("W")
 
 

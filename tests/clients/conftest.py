@@ -22,7 +22,9 @@ KNOWN = "gpt-4o-mini"
 WANTED = {
     "test_langchain.py": find_spec("langchain_openai") is not None,
     "test_llama_index.py": find_spec("llama_index") is not None,
+    "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
     "test_openai_1.py": version("openai").startswith("1."),
+    "test_voyage.py": find_spec("voyageai") is not None,
 }
 collect_ignore = [name for name, there in WANTED.items() if not there]
 

@@ -56,7 +56,7 @@ def default_model(stored: Stored, name: str, **options: Any) -> EntrySpec:
     return EntrySpec(
         name=name,
         graph=stored.graph,
-        text=stored.manifest.embedder,
+        text=stored.manifest.text_spec,
         tokenizer=stored.tokenizer,
         source=stored.manifest.address,
         options=EntryOptions(platform="python", max_batch_size=16, **options),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 HIDDEN, POSITIONS, LONGEST = 32, 80, 48
 TALE = "fish swim together where can i renew my passport how long does it take harbour water tells fewer lies"
@@ -65,6 +65,48 @@ def write(case: Case, folder: Path) -> Path:
     return saved
 
 
+@dataclass(frozen=True)
+class CrossCase:
+    """A classifier or cross-encoder. `saved` by transformers, or by sentence-transformers with `activation` (a class of
+    torch.nn; None: its default)."""
+
+    name: str
+    family: str = "bert"
+    labels: int = 1
+    saved: Literal["transformers", "sentence-transformers"] = "sentence-transformers"
+    activation: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    finish: Callable[[Path], None] = lambda folder: None
+
+
+def write_cross(case: CrossCase, folder: Path) -> Path:
+    """Save the case's model as its library does; answers the folder."""
+    import torch
+    import transformers
+    from sentence_transformers import CrossEncoder
+
+    torch.manual_seed(11)
+    config = _config(case.family, case.config | {"num_labels": case.labels})
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    plain, saved = folder / "plain", folder / "model"
+    tokenizer = _tokenizer(case.family)
+    tokenizer.model_max_length = LONGEST
+    for place in (plain, saved):
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+    if case.saved == "sentence-transformers":
+        activation = getattr(torch.nn, case.activation)() if case.activation else None
+        prompts = {"prompts": case.prompts, "default_prompt_name": next(iter(case.prompts))} if case.prompts else {}
+        cross = CrossEncoder(str(plain), device="cpu", activation_fn=activation, **prompts)
+        cross.save(str(saved), create_model_card=False)
+    case.finish(saved)
+    return saved
+
+
 def _module(modules: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     import torch
 
@@ -81,8 +123,14 @@ def _module(modules: Any, name: str, arguments: tuple[Any, ...]) -> Any:
 def _encoder(case: Case) -> Any:
     import transformers
 
-    size = len(_tokenizer(case.family))
-    if case.family == "distilbert":
+    return transformers.AutoModel.from_config(_config(case.family, case.config))
+
+
+def _config(family: str, changes: dict[str, Any]) -> Any:
+    import transformers
+
+    size = len(_tokenizer(family))
+    if family == "distilbert":
         config = {"vocab_size": size, "dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
     else:
         config = {
@@ -92,16 +140,18 @@ def _encoder(case: Case) -> Any:
             "num_attention_heads": 4,
             "intermediate_size": 48,
         }
-    config |= {"max_position_embeddings": POSITIONS, "initializer_range": 0.3} | case.config
-    if case.family in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+    config |= {"max_position_embeddings": POSITIONS, "initializer_range": 0.3} | changes
+    if family in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         config.setdefault("pad_token_id", 1)
-    return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(case.family, **config))
+    if family == "electra":
+        config.setdefault("embedding_size", HIDDEN)
+    return transformers.AutoConfig.for_model(family, **config)
 
 
 def _tokenizer(family: str) -> Any:
     import transformers
 
-    if family in ("bert", "distilbert"):
+    if family in ("bert", "distilbert", "electra"):
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         return transformers.BertTokenizer(vocab=_ids([*special, *_pieces("##")]))
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -192,6 +242,34 @@ def cased(folder: Path) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | {"do_lower_case": False}))
 
 
+def of_version_4(folder: Path) -> None:
+    """A cross-encoder as sentence-transformers 4 left it: its activation in config.json, nothing beside it."""
+    _into_config(folder, {"sentence_transformers": {"activation_fn": _forget(folder), "version": "4.1.0"}})
+
+
+def of_version_3(folder: Path) -> None:
+    """The same before version 4."""
+    _into_config(folder, {"sbert_ce_default_activation_function": _forget(folder)})
+
+
+def _forget(folder: Path) -> str:
+    activation = json.loads((folder / "config_sentence_transformers.json").read_text())["activation_fn"]
+    without_modules(folder)
+    return str(activation)
+
+
+def _into_config(folder: Path, keys: dict[str, Any]) -> None:
+    place = folder / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | keys))
+
+
+def without_segments(folder: Path) -> None:
+    """The tokenizer says that it gives no token types, whatever the model could read."""
+    place = folder / "tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    place.write_text(json.dumps(json.loads(place.read_text()) | names))
+
+
 def _rewrite(folder: Path, dtype: str) -> None:
     import torch
     from safetensors.torch import load_file, save_file
@@ -246,3 +324,29 @@ CASES = (
     Case("distilbert-relu", "distilbert", config={"activation": "relu"}, pooling="cls"),
     Case("distilbert-with-a-head", "distilbert", finish=with_a_head),
 )
+
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra")
+CROSS_CASES = (
+    *(CrossCase(f"{family}-1", family) for family in FAMILIES),
+    *(CrossCase(f"{family}-3", family, labels=3) for family in FAMILIES),
+    CrossCase("bert-1-identity", activation="Identity"),
+    CrossCase("roberta-3-sigmoid", "roberta", labels=3, activation="Sigmoid"),
+    CrossCase("bert-1-version-4", activation="Identity", finish=of_version_4),
+    CrossCase("xlm-roberta-3-version-3", "xlm-roberta", labels=3, activation="Sigmoid", finish=of_version_3),
+    CrossCase("bert-1-plain", saved="transformers"),
+    CrossCase("bert-1-without-segments", finish=without_segments),
+    CrossCase("bert-1-default-prompt", prompts={"query": "where can i: "}),
+    CrossCase("bert-1-float16", finish=halved),
+    CrossCase("bert-1-vocabulary-only", finish=vocabulary_only),
+    CrossCase("roberta-1-vocabulary-only", "roberta", finish=vocabulary_only),
+)
+"""What sentence-transformers' CrossEncoder is the reference for."""
+
+CLASSIFIERS = (
+    *(CrossCase(f"{family}-3", family, labels=3, saved="transformers") for family in FAMILIES),
+    CrossCase("bert-1", saved="transformers"),
+    CrossCase("bert-2", labels=2, saved="transformers"),
+    CrossCase("bert-3-multi", labels=3, saved="transformers", config={"problem_type": "multi_label_classification"}),
+    CrossCase("bert-3-regression", labels=3, saved="transformers", config={"problem_type": "regression"}),
+)
+"""What transformers' pipeline for text classification is the reference for."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shoal.core.protocols import EngineFacts, Prepared
+from shoal.core.protocols import EngineFacts, Prepared, VectorSet
 from shoal.models.convert import Converted, convert
 from shoal.models.graphs.encoder import relative_buckets
 from shoal.models.verify import Run, min_cosine, verify
@@ -64,7 +64,7 @@ class Served(NamedTuple):
         assert len(batch) == len(texts)
         outputs = run(self.pipeline.collate(batch, facts), (spec.pooled,))
         rows = self.pipeline.finish(outputs, batch)
-        return np.stack([row for row in rows if not isinstance(row, Exception)])
+        return np.stack([row for row in rows if isinstance(row, np.ndarray)])
 
 
 def serve(folder: Path, target: Path) -> Served:
@@ -101,6 +101,28 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, case: Case
             close(served.embed(run, TEXTS, prompt), expected)
         verification = verify(folder, served.converted.contract, served.folder, spec, run)
         assert verification.passed, (name, verification.text)
+
+
+@pytest.mark.parametrize("name", ["bert-mean", "roberta-prompt-left-out", "mpnet-mean", "distilbert-mean"])
+def test_token_vectors_equal_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
+    """One for each token read, special ones and those of the prompt included, before pooling and modules."""
+    case = next(case for case in CASES if case.name == name)
+    folder = write(case, tmp_path)
+    model, served = reference(folder), serve(folder, tmp_path / "served")
+    spec = served.converted.spec
+    facts = EngineFacts(name="parity", inputs=spec.inputs, outputs=spec.outputs, length_buckets=(8, 64))
+    for prompt in (None, *case.prompts):
+        expected = model.encode(TEXTS, prompt_name=prompt, output_value="token_embeddings")
+        task = Embed(model="m", inputs=[*TEXTS], prompt_name=prompt, outputs=("tokens",))
+        batch = [one for one in served.pipeline.prepare([(task, t) for t in TEXTS]) if isinstance(one, Prepared)]
+        outputs = openvino_run(served.folder / served.converted.graph)(
+            served.pipeline.collate(batch, facts), (spec.tokens,)
+        )
+        rows = [row for row in served.pipeline.finish(outputs, batch) if isinstance(row, VectorSet)]
+        assert len(rows) == len(TEXTS)
+        for row, one in zip(rows, expected, strict=True):
+            assert row.tokens is not None
+            close(row.tokens, one.numpy())
 
 
 def test_mpnet_buckets_are_those_of_transformers() -> None:

@@ -16,7 +16,7 @@ from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
 from shoal.surfaces import SURFACES, Front, Options, build_app
-from shoal.types import BatchFacts, Context, Embed, Embedded, Generate, TextItem, Vectors
+from shoal.types import Batched, BatchFacts, Context, Embed, Embedded, Generate, Result, TextItem, Vectors
 
 MODEL = "all-MiniLM-L6-v2"
 DIMENSION = 4
@@ -59,7 +59,8 @@ class Told:
     tokenized: list[tuple[list[str], bool, str | None]] = field(default_factory=list)
     decoded: list[tuple[list[list[int]], bool]] = field(default_factory=list)
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        assert isinstance(task, Embed)
         self.tasks.append(task)
         self.contexts.append(ctx)
         self.begun.set()

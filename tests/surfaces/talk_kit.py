@@ -13,7 +13,7 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Options, build_app
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, TokenLogprob, Usage
+from shoal.types import Batched, Chunk, Context, Generate, Result, TokenLogprob, Usage
 from tests.surfaces.surface_kit import Exchange, Server, request_scope
 
 TALKER = "talker"
@@ -77,7 +77,7 @@ class Talker:
     def task(self) -> Generate:
         return self.tasks[-1]
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
+    async def run(self, task: Batched, ctx: Context) -> Result:
         raise AssertionError("it does not embed")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:

@@ -19,7 +19,7 @@ from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
 from tests.surfaces.surface_kit import Exchange as Exchanged
 
 ASK = {"input": "ab", "model": MODEL}
-PUBLIC = {"/health", "/health/live", "/health/ready"}
+PUBLIC = {"/health", "/health/live", "/health/ready", "/ping"}
 
 
 def test_public_routes_are_few() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shoal.core.protocols import Operation
 from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Front, Options, build_app
 from shoal.surfaces.openapi import OpenApi, document, operations_of, template
+from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
 from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Told, request_scope
 from tests.surfaces.talk_kit import Talker, add_talker
@@ -124,8 +126,9 @@ def with_document(life: Living) -> Front:
 
 async def test_every_example_works() -> None:
     """Who sends what the document shows gets what the document says."""
-    async with living() as life:
+    async with living() as life, AsyncExitStack() as stack:
         add_talker(life.server.gateway, Talker())
+        add_family(life.server.gateway, stack)
         app = with_document(life)
         made = await served_document(app)
         walked = 0

@@ -243,6 +243,7 @@ async def test_batch_facts() -> None:
         "x-shoal-flush": "full",
         "x-shoal-queue-ms": "1.25",
         "x-shoal-truncated": "1",
+        "x-shoal-cached": "0",
         "x-shoal-space": "5pace",
     }
     timing = answer.headers["server-timing"]

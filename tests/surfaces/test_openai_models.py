@@ -37,6 +37,7 @@ async def test_models(method: str, path: str) -> None:
                 "source": "hf:sentence-transformers/all-MiniLM-L6-v2",
                 "revision": "abc123",
                 "dimension": 4,
+                "vectors": ["dense"],
                 "max_input_tokens": 256,
                 "precision": "bf16",
                 "pooling": "mean",

@@ -79,7 +79,7 @@ async def test_headers() -> None:
     answer = await serve().call("POST", "/embed", {"inputs": ["ab", [1, 2, 3]]})
     said = {name: value for name, value in answer.headers.items() if name.startswith("x-") and "time" not in name}
     assert said["x-compute-type"] == "openvino+bf16"
-    assert said["x-compute-characters"] == "2"
+    assert said["x-compute-characters"] == "5"
     assert said["x-compute-tokens"] == "5"
     assert said["x-shoal-batch-size"] == "7"
     times = ("x-tokenization-time", "x-queue-time", "x-inference-time")

@@ -120,7 +120,7 @@ async def test_a_model_that_fails_takes_nobody_down(loaded: Loaded) -> None:
 async def test_a_bug_while_loading_is_that_models_failure(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody foresaw becomes its state, named; errors meant for the operator keep their words."""
 
-    async def broken(name: str, *args: Any) -> Any:
+    async def broken(name: str, *args: Any, **named: Any) -> Any:
         raise ZeroDivisionError("by hand")
 
     async def prepared(address: Address, *args: Any) -> Any:
@@ -173,13 +173,13 @@ async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
         (["a=fake:", "a=fake:"], AddressError),
         (["fake:", "fake:slots=2"], AddressError),
         (["load=fake:"], AddressError),
-        (["tei+http://host#m"], ConfigError),
+        (["tei+http://a,tei+http://b"], ConfigError),
     ],
 )
 async def test_what_can_be_seen_without_loading_is_raised(
     loaded: Loaded, served: Sequence[str], error: type[Exception]
 ) -> None:
-    """A name served twice or reserved, and kinds without a backend, end the start."""
+    """A name served twice or reserved, and replicas without a name, end the start."""
     with pytest.raises(error):
         async with open_app(loaded, served):
             raise AssertionError("it must not open")
@@ -204,7 +204,7 @@ async def test_a_loading_model_says_so_and_closing_stops_it(loaded: Loaded, monk
     """While it loads its requests are ModelNotReady, the others are served; leaving cancels the load."""
     begun, cancelled = asyncio.Event(), False
 
-    async def endless(*args: Any) -> Any:
+    async def endless(*args: Any, **named: Any) -> Any:
         nonlocal cancelled
         begun.set()
         try:
@@ -229,7 +229,7 @@ async def test_a_loading_model_says_so_and_closing_stops_it(loaded: Loaded, monk
 async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After load_timeout_s the model has failed, by that setting's name."""
 
-    async def endless(*args: Any) -> Any:
+    async def endless(*args: Any, **named: Any) -> Any:
         await asyncio.Event().wait()
 
     opening(monkeypatch, endless)

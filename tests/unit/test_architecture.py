@@ -21,7 +21,7 @@ FETCHING = {"disk", "pip", "wheels"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
-    "__init__": {"_version"},
+    "__init__": {"_version", "api", "errors"},
     "__main__": {"cli"},
     "_version": set(),
     "errors": set(),
@@ -50,11 +50,16 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"}
     # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
     | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
+    # Models in this process, for Python: the composition root without a server.
+    "api": LEAVES | {"background", "config", "models", "settings"},
+    "background": LEAVES | {"app", "config", "core"},
+    "row_cache": LEAVES | {"_version", "core", "disk", "settings"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
     # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
     "local": SEAMS | {"backends", "models", "pipelines", "settings"},
     "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
     "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
+    "tei": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
     "opening": None,
     "loader": None,
     "app": None,

@@ -78,13 +78,13 @@ async def test_with_a_key_others_are_answered(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_an_address_that_cannot_be_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be seen without loading a model."""
-    monkeypatch.setenv("SHOAL_MODELS", "tei+http://host#m")
+    monkeypatch.setenv("SHOAL_MODELS", "tei+http://a,tei+http://b")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
     await life.begin(_FromEnvironment())
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
-    assert "no backend for tei+http" in sent["message"]
+    assert "NAME=tei+http://a,..." in sent["message"]
 
 
 async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ class TestOpening:
         """From the address that the store has a bare name from, with the settings of the model's table."""
         asked: list[Any] = []
 
-        async def open_local(name: str, addresses: Any, settings: Any, progress: Progress) -> Any:
+        async def open_local(name: str, addresses: Any, settings: Any, progress: Progress, *, table: Any) -> Any:
             asked.append((name, [str(each) for each in addresses]))
             progress.worked("compiling", 0.5)
             script = FakeScript(dimension=8)

@@ -63,7 +63,6 @@ class TestNames:
             ("file:/etc", "named at the start alone, as `shoal serve file:/etc`"),
             ("triton://gpu1#m", "named at the start alone"),
             ("tei+http://host#m", "named at the start alone"),
-            ("upstream", "no backend for tei"),
         ],
     )
     def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:
@@ -100,13 +99,15 @@ class TestPlans:
         assert loader.resolve("far", LoadOptions()).timeout_s == 0.0
         assert loader.plan(parse_served("org/name")).timeout_s == 600.0
 
-    def test_what_cannot_be_served_is_refused_at_the_start(self, make: Make) -> None:
-        assert (
-            "no backend for tei+http"
-            in refusal(lambda: make().plan(parse_served("x=tei+http://h#m")), ConfigError).message
-        )
+    def test_a_server_of_one_model_needs_no_more_than_a_name(self, make: Make) -> None:
+        plan = make().plan(parse_served("x=tei+http://a,tei+https://b:8080"))
+        assert (plan.name, plan.backend, plan.timeout_s) == ("x", "tei", 0.0)
+        assert plan.source == "tei+http://a,tei+https://b:8080"
+        assert make().resolve("upstream", LoadOptions()).backend == "tei"
 
     def test_several_servers_need_a_model(self, make: Make) -> None:
         """What each of them offers may differ."""
         error = refusal(lambda: make().plan(parse_served("triton://a,triton://b")), ConfigError)
         assert "NAME=triton://a#MODEL" in error.message
+        error = refusal(lambda: make().plan(parse_served("tei+http://a,tei+http://b")), ConfigError)
+        assert error.message.endswith("NAME=tei+http://a,...")

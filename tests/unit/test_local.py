@@ -16,16 +16,19 @@ import pytest
 import shoal.local
 from shoal.backends import Checked, EngineOptions
 from shoal.backends.fake import FakeEngine, FakeScript
-from shoal.errors import MissingExtra, SetupError
-from shoal.local import SAMPLE_ROWS, open_local, precision_samples, prepare_local, prepared, space_of
+from shoal.errors import AddressError, MissingExtra, SetupError
+from shoal.local import SAMPLE_ROWS, most_tokens, open_local, precision_samples, prepare_local, prepared, space_of
 from shoal.models.address import parse_address
 from shoal.models.convert import convert
 from shoal.models.progress import Progress
-from shoal.models.samples import TEXTS
+from shoal.models.samples import PAIRS, TEXTS
 from shoal.models.store import Store, Stored
+from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import Settings
+from shoal.types import MultiSpec, ScoreSpec, SparseSpec
 from tests.unit.models.checkpoints import HIDDEN, checkpoint
+from tests.unit.models.classifiers import classifier
 from tests.unit.triton.kit import stored_model
 
 ADDRESS = parse_address("hf:org/mini")
@@ -54,6 +57,27 @@ def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
     assert max(len(batch) for batch in batches) <= SAMPLE_ROWS
     lengths = [length for batch in batches for length in batch.sum(axis=1)]
     assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize(("labels", "pairs"), [(1, True), (3, False)])
+def test_what_scores_is_checked_with_what_it_reads(tmp_path: Path, labels: int, pairs: bool) -> None:
+    """Pairs, from the same text twice to unlike ones; texts where nobody knows that it reads pairs."""
+    target = tmp_path / "out"
+    target.mkdir()
+    spec = convert(classifier(tmp_path / "model", labels=labels), target).spec
+    batches = precision_samples(PairPipeline(target, spec, truncate=False))
+    assert batches[-1]["input_ids"].shape == (1, spec.max_tokens)
+    assert sum(len(inputs["input_ids"]) for inputs in batches) == len(PAIRS if pairs else TEXTS) + 1
+    assert max(int(inputs["token_type_ids"].max()) for inputs in batches) == pairs
+    assert all(set(inputs) == set(spec.inputs) for inputs in batches)
+
+
+def test_pairs_of_the_check_span_what_users_send() -> None:
+    """Each text is in one; some are the same twice, most are not, and short ones stand beside long ones."""
+    assert {text for pair in PAIRS for text in pair} == set(TEXTS)
+    same = [pair for pair in PAIRS if pair[0] == pair[1]]
+    assert len(TEXTS) // 4 < len(same) < len(PAIRS) // 3
+    assert any(len(first) < 20 and len(second) > 250 for first, second in PAIRS)
 
 
 async def test_preparing_gives_up_the_loop_and_not_its_result(
@@ -143,6 +167,8 @@ class Openings:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *stored: Stored) -> None:
         self.options: list[EngineOptions] = []
         self.engines: list[FakeEngine] = []
+        self.graphs: list[Path] = []
+        self.found = Checked(key="here", min_cosine=0.9995)
         self.fails_at = -1
         found = iter(stored)
 
@@ -157,8 +183,9 @@ class Openings:
         if len(self.engines) == self.fails_at:
             raise SetupError("no room for another")
         self.options.append(options)
+        self.graphs.append(graph)
         engine = FakeEngine(FakeScript(), name)
-        checked = options.checked or Checked(key="here", min_cosine=0.9995)
+        checked = options.checked or self.found
         facts = replace(engine.facts, precision="bf16", details={"precision_checked": checked, "streams": 2})
         self.engines.append(engine)
         return SimpleNamespace(facts=facts, aclose=engine.aclose, ready=engine.ready)
@@ -181,6 +208,90 @@ async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, m
     assert [options.checked for options in openings.options] == [None, Checked(key="here", min_cosine=0.9995)]
 
 
+def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> Stored:
+    """A model of the store that scores."""
+    stored = stored_model(store, address)
+    spec = msgspec.structs.replace(
+        stored.manifest.text_spec,
+        dimension=0,
+        prompts={},
+        score=ScoreSpec(labels=("no", "yes"), activation="softmax"),
+    )
+    changes: dict[str, Any] = {"text": spec, "weights": {"model.safetensors": weights}}
+    return Stored(stored.path, msgspec.structs.replace(stored.manifest, **changes))
+
+
+async def test_a_model_that_scores_says_so(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels and tasks; no space, no dimension. Its precision is judged by scores, and that is kept as well."""
+    stored = await asyncio.to_thread(scoring, store)
+    openings = Openings(monkeypatch, stored, stored)
+    openings.found = Checked(key="here", max_difference=0.002)
+    local = await open_local("m", [ADDRESS], settings)
+    facts = local.facts
+    assert isinstance(local.pipeline, PairPipeline)
+    assert (facts.tasks, facts.vectors, facts.labels) == (("classify",), (), ("no", "yes"))
+    assert (facts.dimension, facts.space, facts.pooling, facts.prompts) == (None, "", "", {})
+    assert (facts.details["activation"], facts.details["bf16_max_difference"]) == ("softmax", 0.002)
+    assert not {"similarity", "bf16_min_cosine"} & set(facts.details)
+    assert openings.options[0].spec == stored.manifest.text_spec
+    await open_local("m", [ADDRESS], settings)
+    assert openings.options[1].checked == Checked(key="here", max_difference=0.002)
+
+
+async def test_replicas_that_score_have_the_same_weights(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no space to be compared by; other weights are another model all the same."""
+    first = await asyncio.to_thread(scoring, store)
+    same = await asyncio.to_thread(scoring, store, "hf:org/two")
+    other = await asyncio.to_thread(scoring, store, "hf:org/three", "cd")
+    Openings(monkeypatch, first, same, first, other)
+    assert len((await open_local("m", [ADDRESS, ADDRESS], settings)).engines) == 2
+    with pytest.raises(AddressError, match="do not hold the same weights"):
+        await open_local("m", [ADDRESS, ADDRESS], settings)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+async def test_an_engine_of_folders_gets_the_folder(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, copied: bool
+) -> None:
+    """As its author published it: in the store, or where it is used in place."""
+    stored = await asyncio.to_thread(stored_model, store)
+    manifest = msgspec.structs.replace(stored.manifest, source=f"file:{tmp_path}")
+    expected = tmp_path
+    if copied:
+        expected = stored.path / "source"
+        await asyncio.to_thread(expected.mkdir)
+    openings = Openings(monkeypatch, Stored(stored.path, manifest))
+    monkeypatch.setattr(shoal.local, "choose", lambda engine: "torch")
+    await open_local("m", [ADDRESS], settings)
+    assert openings.graphs == [expected]
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [({"torch", "onnxruntime"}, "onnxruntime"), ({"torch", "openvino"}, "openvino"), ({"torch"}, None)],
+)
+def test_a_graph_is_verified_by_an_engine_of_graphs(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, installed: set[str], expected: str | None
+) -> None:
+    """Whichever is there, where the one that will serve reads none; without any, nothing is verified."""
+
+    def choose(engine: str) -> str:
+        if engine == "auto":
+            return "torch"
+        if engine not in installed:
+            raise MissingExtra(engine, extra="local")
+        return engine
+
+    verifiers: list[str | None] = []
+    monkeypatch.setattr(shoal.local, "choose", choose)
+    monkeypatch.setattr(shoal.local, "prepare", lambda address, *, engine, **options: verifiers.append(engine))
+    monkeypatch.setattr(shoal.local._Verifier, "open", property(lambda self: self._engine))
+    prepare_local(ADDRESS, settings)
+    assert verifiers == [expected]
+
+
 async def test_engines_that_were_opened_are_closed_when_the_next_fails(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +301,17 @@ async def test_engines_that_were_opened_are_closed_when_the_next_fails(
     with pytest.raises(SetupError, match="no room"):
         await open_local("m", [ADDRESS, ADDRESS], settings)
     assert [engine.ready() for engine in openings.engines] == [False]
+
+
+def test_a_vocabulary_of_scores_bounds_the_batch(store: Store) -> None:
+    """[tokens, vocabulary] floats are in memory at once; one text always fits."""
+    spec = msgspec.structs.replace(stored_model(store).manifest.text_spec, max_tokens=512, vocab_size=30_522)
+    splade = msgspec.structs.replace(spec, sparse=SparseSpec())
+    large = msgspec.structs.replace(splade, vocab_size=250_002)
+    assert [most_tokens(one, 16_384) for one in (spec, splade, large)] == [16_384, 4_397, 536]
+    assert most_tokens(msgspec.structs.replace(large, max_tokens=8_192), 16_384) == 8_192
+    assert most_tokens(splade, 1_000) == 1_000
+    assert most_tokens(msgspec.structs.replace(large, sparse=SparseSpec(per="token")), 16_384) == 16_384
 
 
 def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
@@ -202,11 +324,21 @@ def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
         return space_of(Stored(stored.path, msgspec.structs.replace(manifest, **changes)))
 
     assert space(weights=shipped, graph_source="shipped") == space() == space_of(stored)
-    text = manifest.embedder
+    text = manifest.text_spec
     changed = [
         space(weights={"model.safetensors": "other"}),
         space(text=msgspec.structs.replace(text, pooling="cls")),
         space(text=msgspec.structs.replace(text, max_tokens=8)),
         space(text=msgspec.structs.replace(text, prompts={})),
     ]
-    assert len({space(), *changed}) == 5
+    sparse, multi = SparseSpec(), MultiSpec(dimension=4)
+    changed += [
+        space(text=msgspec.structs.replace(text, sparse=sparse)),
+        space(text=msgspec.structs.replace(text, sparse=SparseSpec(per="token"))),
+        space(text=msgspec.structs.replace(text, multi=multi)),
+        space(text=msgspec.structs.replace(text, frame_tokens=False)),
+        space(text=msgspec.structs.replace(text, dropped=(3,))),
+    ]
+    assert len({space(), *changed}) == 10
+    assert space(text=msgspec.structs.replace(text, tokens="token_embeddings")) == space()
+    assert space(text=msgspec.structs.replace(text, score=ScoreSpec(labels=("a",), activation="sigmoid"))) == ""

@@ -14,6 +14,7 @@ from shoal.types import (
     BatchFacts,
     BatchStats,
     Chunk,
+    Classify,
     Context,
     Embed,
     Embedded,
@@ -23,8 +24,14 @@ from shoal.types import (
     MemoryUsage,
     Message,
     ModelStats,
+    MultiSpec,
     Part,
+    Rerank,
     Sampling,
+    Scored,
+    ScoreSpec,
+    SparseSpec,
+    SparseVector,
     Spent,
     TextSpec,
     TokenLogprob,
@@ -99,6 +106,7 @@ generates = st.builds(
     raw=bodies,
     extras=extras,
 )
+sparse = st.builds(SparseVector, indices=vectors, values=vectors)
 STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
     Embed: st.builds(
         Embed,
@@ -110,11 +118,34 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         truncation_direction=st.sampled_from(["left", "right"]),
         normalize=st.booleans(),
         dimensions=st.none() | small,
+        outputs=st.lists(st.sampled_from(["dense", "tokens", "sparse", "multi"]), max_size=4).map(tuple),
+    ),
+    Rerank: st.builds(
+        Rerank,
+        model=st.text(),
+        queries=words,
+        documents=words,
+        raw_scores=st.booleans(),
+        truncate=st.none() | st.booleans(),
+        max_document_tokens=st.none() | small,
+    ),
+    Classify: st.builds(
+        Classify, model=st.text(), inputs=st.lists(st.text() | st.tuples(st.text(), st.text()), max_size=5)
     ),
     Generate: generates,
     Embedded: st.builds(
-        Embedded, vectors=vectors, tokens=st.lists(small), truncated=small, facts=facts, space=st.text()
+        Embedded,
+        vectors=vectors,
+        tokens=st.lists(small),
+        truncated=small,
+        facts=facts,
+        space=st.text(),
+        sparse=st.lists(sparse, max_size=2),
+        token_vectors=st.lists(vectors, max_size=2),
+        multi_vectors=st.lists(vectors, max_size=2),
     ),
+    Scored: st.builds(Scored, scores=vectors, tokens=st.lists(small), truncated=small, facts=facts),
+    SparseVector: sparse,
     Chunk: st.builds(
         Chunk,
         text=st.text(),
@@ -145,6 +176,10 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         lower_case=st.booleans(),
         include_prompt=st.booleans(),
         ends_normalized=st.booleans(),
+        score=st.none()
+        | st.builds(ScoreSpec, labels=words.map(tuple), activation=st.sampled_from(["identity", "softmax"])),
+        sparse=st.none() | st.builds(SparseSpec, skipped=st.lists(small, max_size=3).map(tuple)),
+        multi=st.none() | st.builds(MultiSpec, dimension=small, fill_id=st.none() | small),
     ),
     ModelStats: st.builds(
         ModelStats,

@@ -5,7 +5,7 @@ import { ApiError, key, models as fetchModels, state, type Model } from "./api";
 import { Compare } from "./compare";
 import { Models } from "./models";
 import logo from "./shoal.svg";
-import { curl, curlChat, python, pythonChat } from "./snippets";
+import { curl, curlChat, curlClassify, curlRank, python, pythonChat } from "./snippets";
 
 const POLL_MS = 5000;
 
@@ -86,6 +86,11 @@ function App() {
   const first = (models: Model[], task: string) => models.find((model) => model.default_for?.includes(task)) ?? models[0];
   const embedders = able("embed");
   const embedder = first(embedders, "embed");
+  const ranker = first(able("rerank"), "rerank");
+  const judge = first(
+    able("classify").filter((model) => !model.tasks?.includes("rerank")),
+    "classify",
+  );
   const talker = first(able("generate"), "generate");
   const guarded = key.get() !== "";
 
@@ -109,13 +114,19 @@ function App() {
         {(locked || key.get()) && <KeyEntry wanted={locked} onChange={load} />}
         {!locked && <Models list={list} problem={problem?.message ?? null} />}
         {!locked && embedder && <Compare models={embedders} preferred={embedder.id} />}
-        {!locked && (embedder || talker) && (
+        {!locked && (embedder || ranker || judge || talker) && (
           <section aria-labelledby="use">
             <h2 id="use">Use it from your code</h2>
             {embedder && (
               <div class="snippets">
                 <Snippet title="curl" code={curl(embedder.id, guarded)} />
                 <Snippet title="Python" code={python(embedder.id, guarded)} />
+              </div>
+            )}
+            {(ranker || judge) && (
+              <div class="snippets">
+                {ranker && <Snippet title="curl, rerank" code={curlRank(ranker.id, guarded)} />}
+                {judge && <Snippet title="curl, classify" code={curlClassify(judge.id, guarded)} />}
               </div>
             )}
             {talker && (

@@ -26,6 +26,12 @@ export const curl = (model: string, locked: boolean): string =>
 export const curlChat = (model: string, locked: boolean): string =>
   post("v1/chat/completions", `{"model": "${model}", "messages": [{"role": "user", "content": "Hello!"}]}`, locked);
 
+export const curlRank = (model: string, locked: boolean): string =>
+  post("v1/rerank", `{"model": "${model}", "query": "What swims?", "documents": ["A fish.", "A stone."]}`, locked);
+
+export const curlClassify = (model: string, locked: boolean): string =>
+  post("classify", `{"model": "${model}", "input": ["a shoal of fish"]}`, locked);
+
 export function python(model: string, locked: boolean): string {
   return [
     ...client(locked),

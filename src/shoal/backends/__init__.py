@@ -17,11 +17,15 @@ ENGINES = {
 }
 """Engine name, which is also the package that it needs, to its "module:open"; `auto` tries them in this order."""
 
-EXTRAS = {"openvino": "local", "onnxruntime": "ort"}
+FOLDER_ENGINES = {"torch": "shoal.backends.torch:open"}
+"""Engines that run a model's folder, as its author published it, with `EngineOptions.spec`; the others run graphs.
+`auto` comes to them last."""
+
+EXTRAS = {"openvino": "local", "onnxruntime": "ort", "torch": "torch"}
 
 
 class Open(Protocol):
-    """Loads `graph` and answers an engine that is warm enough to serve.
+    """Loads `graph`, a file or the folder of a model, and answers an engine that is warm enough to serve.
 
     Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here), MissingExtra.
     """
@@ -34,13 +38,14 @@ def choose(engine: str = "auto") -> str:
 
     Raises MissingExtra when it, or all, are not installed; ConfigError for a name that is not in the table.
     """
+    known = (*ENGINES, *FOLDER_ENGINES)
     if engine == "auto":
-        for name in ENGINES:
+        for name in known:
             if find_spec(name) is not None:
                 return name
         raise MissingExtra("a local model", "local")
-    if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r} is unknown; use auto, {' or '.join(ENGINES)}", param="engine")
+    if engine not in known:
+        raise ConfigError(f"engine {engine!r} is unknown; use auto, {' or '.join(known)}", param="engine")
     if find_spec(engine) is None:
         raise MissingExtra(f"the engine {engine}", EXTRAS[engine])
     return engine
@@ -48,8 +53,8 @@ def choose(engine: str = "auto") -> str:
 
 def opener(engine: str) -> Open:
     """The `open` of an engine that `choose` answered; imports its module."""
-    module, _, function = ENGINES[engine].partition(":")
+    module, _, function = (ENGINES | FOLDER_ENGINES)[engine].partition(":")
     return cast(Open, getattr(import_module(module), function))
 
 
-__all__ = ["ENGINES", "Checked", "EngineOptions", "Open", "choose", "opener"]
+__all__ = ["ENGINES", "FOLDER_ENGINES", "Checked", "EngineOptions", "Open", "choose", "opener"]

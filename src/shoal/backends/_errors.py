@@ -10,11 +10,11 @@ MEANINGS: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tuple
     (
         OutOfMemory,
         (MemoryError,),
-        ("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "cannot allocate"),
+        ("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "cannot allocate", "can't allocate"),
     ),
     (
         InputRejected,
-        (TypeError, ValueError),
+        (TypeError, ValueError, IndexError),
         (
             "shape",
             "dimension",

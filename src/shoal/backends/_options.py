@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.core.protocols import Tensors
+from shoal.types import TextSpec
 
 MOST_STREAMS = 8
 """More slots than this make batches small under a load that few large ones would serve faster; cores beyond go to the
 threads of each stream."""
 
 
+VARIANTS = ("int8", "fp16")
+"""Precisions of a graph's weights, and not of the arithmetic."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The outcome of a precision check, worth keeping: `key` names the engine, its version, the processor's
-    arithmetic and the samples, `min_cosine` is bf16 against f32 over the samples."""
+    arithmetic and the samples, the others are bf16 against f32 over the samples: `min_cosine` of vectors,
+    `max_difference` of scores, each as it is where the model gives the other."""
 
     key: str
-    min_cosine: float
+    min_cosine: float = 1.0
+    max_difference: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +40,12 @@ class EngineOptions:
     of the longest item. `samples`: batches of real inputs for the precision check; without any, `auto` means f32.
     `checked`: an earlier outcome for this graph, used when its key still fits. `warm_up_s`: the time
     that warming may take before the engine is ready (the rest happens while it is idle); 0 warms nothing at all.
+    `spec`: what the model's outputs mean, for an engine that runs a model's folder and not a graph. The precisions int8
+    and fp16 mean, for a graph, that it is the variant with such weights; which arithmetic goes with them is the
+    engine's to say.
     """
 
-    precision: Literal["auto", "f32", "bf16"] = "auto"
+    precision: Literal["auto", "f32", "bf16", "fp16", "int8"] = "auto"
     streams: int = 0
     threads: int = 0
     max_batch_size: int = 64
@@ -45,6 +55,7 @@ class EngineOptions:
     samples: Sequence[Tensors] = ()
     checked: Checked | None = None
     warm_up_s: float = 1.0
+    spec: TextSpec | None = None
 
 
 def layout(streams: int, threads: int, cores: int) -> tuple[int, int]:

@@ -10,7 +10,10 @@ import numpy as np
 
 from shoal.core.protocols import Tensors
 from shoal.errors import InputRejected
-from shoal.types import Array
+from shoal.types import Activation, Array
+
+NOT_FINITE = 1e30
+"""Stands for infinity where a number is kept as JSON, which has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,28 @@ def example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
         )
         for port in ports
     }
+
+
+def score_difference(left: Sequence[Array], right: Sequence[Array], activation: Activation) -> float:
+    """How far the logits on the right lead away from those on the left: the largest difference of a score, once
+    `activation` is over it, or of a logit, as a part of the range that those on the left span (at least 1), whichever
+    is larger. NOT_FINITE when any is not finite."""
+    a, b = (np.concatenate(rows).astype(np.float64) for rows in (left, right))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return NOT_FINITE
+    parts = float(np.abs(a - b).max()) / max(float(a.max() - a.min()), 1.0)
+    if activation == "identity":
+        return parts
+    return max(parts, float(np.abs(_activated(a, activation) - _activated(b, activation)).max()))
+
+
+def _activated(logits: Array, activation: Activation) -> Array:
+    if activation == "sigmoid":
+        scores: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))
+        return scores
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    scores = powers / powers.sum(axis=-1, keepdims=True)
+    return scores
 
 
 def least_cosine(left: Sequence[Array], right: Sequence[Array]) -> float:

@@ -12,11 +12,21 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from shoal.core.protocols import CostModel, EngineFacts, GeneratorFacts, Piece, Prepared, Prompt, Tensors
+from shoal.core.protocols import (
+    CostModel,
+    EngineFacts,
+    GeneratorFacts,
+    Piece,
+    Prepared,
+    Prompt,
+    Row,
+    Tensors,
+    VectorSet,
+)
 from shoal.errors import (
     AddressError,
     DeadlineExceeded,
@@ -26,9 +36,10 @@ from shoal.errors import (
     NotFinite,
     OutOfMemory,
     ShoalError,
+    TooLong,
     TransportFailed,
 )
-from shoal.types import Array, Context, Embed, Sampling, TextItem, TokenLogprob
+from shoal.types import Array, Batched, Context, Embed, Item, Sampling, SparseVector, TokenLogprob, VectorKind
 
 MAX_TOKENS = 512
 BATCHES_KEPT = 4096
@@ -41,7 +52,9 @@ class FakeScript:
 
     `delay_ms` a batch and `token_us` a padded token are its speed; `parallel` as in EngineFacts. A batch holding the
     word `poison` fails without a reason, one holding `reject` is refused by name, `nan` makes its row NaN. Batches of
-    more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words.
+    more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words. `vectors`: the
+    kinds that it gives, joined by "+". `labels` above 0 makes it a classifier of so many labels, a reranker where it is
+    one, instead of a model that embeds and talks.
     """
 
     delay_ms: float = 0.0
@@ -56,6 +69,16 @@ class FakeScript:
     reject: str = "reject-item"
     nan: str = "nan-item"
     token_ms: float = 0.0
+    vectors: str = "dense"
+    labels: int = 0
+
+    @property
+    def kinds(self) -> tuple[VectorKind, ...]:
+        return tuple(kind for kind in get_args(VectorKind) if kind in self.vectors.split("+"))
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(f"LABEL_{number}" for number in range(self.labels))
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> FakeScript:
@@ -72,6 +95,8 @@ class FakeScript:
             least = 1 if key in AT_LEAST_ONE else 0
             if not isinstance(values[key], str) and not least <= values[key] < float("inf"):
                 raise AddressError(f"fake: {key}={text!r} cannot work: give {least} or more")
+        if unknown := set(str(values.get("vectors", "dense")).split("+")) - set(get_args(VectorKind)):
+            raise AddressError(f"fake: vectors={unknown.pop()!r} is none of {', '.join(get_args(VectorKind))}")
         return cls(**values)
 
 
@@ -87,32 +112,58 @@ def vector_of(ids: Sequence[int], dimension: int) -> Array:
     return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
 
 
-def tokens_of(item: TextItem) -> list[int]:
-    """The fake tokenizer: a text's words, or the ids as they are."""
+def tokens_of(item: Item) -> list[int]:
+    """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
+    if isinstance(item, tuple):
+        item = " | ".join(item)
     return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
 
 
+def scores_of(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
+    """The scores of a token sequence, float32 [labels]: `vector_of` its ids, scaled to -4..4, as they are, or under a
+    sigmoid (one label) or a softmax."""
+    logits: Array = (vector_of(ids, labels) - 128) / 32
+    if raw:
+        return logits
+    if labels == 1:
+        powers = np.exp(-logits)
+        scores: Array = 1 / (1 + powers)
+        return scores
+    powers = np.exp(logits)
+    scores = powers / powers.sum()
+    return scores
+
+
 class FakePipeline:
-    """Words are tokens. Cuts at MAX_TOKENS, checks dimensions, normalises when asked."""
+    """Words are tokens. Cuts at MAX_TOKENS, checks dimensions, normalises when asked.
+
+    Its sparse vector counts each word, its multi-vector is the unit vector of each word alone, its token vectors the
+    same before they are scaled.
+    """
 
     def __init__(self, script: FakeScript) -> None:
         self._dimension = script.dimension
+        self._labels = script.labels
 
-    def check(self, task: Embed) -> None:
-        if task.dimensions is not None and not 1 <= task.dimensions <= self._dimension:
-            raise InvalidValue(f"dimensions must be between 1 and {self._dimension}", param="dimensions")
+    def check(self, task: Batched) -> None:
+        most = self._dimension
+        if isinstance(task, Embed) and task.dimensions is not None and not 1 <= task.dimensions <= most:
+            raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
 
-    def estimate(self, item: TextItem) -> int:
-        return len(item) if isinstance(item, list) else min(len(item) // 3, MAX_TOKENS) + 1
+    def estimate(self, item: Item) -> int:
+        return len(item) if isinstance(item, list) else min(sum(map(len, item)) // 3, MAX_TOKENS) + 1
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
         return [self._prepare(task, item) for task, item in items]
 
-    def _prepare(self, task: Embed, item: TextItem) -> Prepared | ShoalError:
+    def _prepare(self, task: Batched, item: Item) -> Prepared | ShoalError:
         ids = tokens_of(item)
         if any(not 0 < token < 2**31 for token in ids):
             return InvalidValue("token ids must be between 1 and 2147483647", param="input")
-        kept = ids[:MAX_TOKENS] or [word_id("")]
+        if len(ids) > MAX_TOKENS and task.truncate is False:
+            return TooLong(f"the input has {len(ids)} tokens, the model takes at most {MAX_TOKENS}", param="input")
+        kept = (ids[:MAX_TOKENS] if task.truncation_direction == "right" else ids[-MAX_TOKENS:]) or [word_id("")]
+        asked: Any = task.raw_scores if not isinstance(task, Embed) else _Vectors.asked(task)
         return Prepared(
             tensors={"ids": np.asarray(kept, dtype=np.int64)},
             cost=len(kept),
@@ -120,8 +171,8 @@ class FakePipeline:
             outputs=("embedding",),
             tokens=len(ids),
             truncated=len(ids) > MAX_TOKENS,
-            key=(tuple(kept), task.dimensions, task.normalize),
-            extra=(task.dimensions, task.normalize),
+            key=(tuple(kept), asked),
+            extra=asked,
         )
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
@@ -131,16 +182,42 @@ class FakePipeline:
             row[: item.cost] = item.tensors["ids"]
         return {"ids": ids}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
-        rows: list[Array | ShoalError] = []
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError]:
+        rows: list[Row | ShoalError] = []
         for row, item in zip(outputs["embedding"], batch, strict=False):
             if not np.isfinite(row).all():
                 rows.append(NotFinite("the model answered NaN for this input"))
-                continue
-            dimensions, normalize = item.extra
-            cut = row[:dimensions]
-            rows.append(cut / max(float(np.linalg.norm(cut)), 1e-12) if normalize else cut)
+            elif isinstance(item.extra, _Vectors):
+                rows.append(item.extra.of(row, item.tensors["ids"].tolist()))
+            else:
+                rows.append(scores_of(item.tensors["ids"].tolist(), self._labels, raw=item.extra))
         return rows
+
+
+class _Vectors(NamedTuple):
+    """What a task asks of its vectors."""
+
+    dimensions: int | None
+    normalize: bool
+    kinds: tuple[VectorKind, ...]
+
+    @classmethod
+    def asked(cls, task: Embed) -> _Vectors:
+        return cls(task.dimensions, task.normalize, task.outputs)
+
+    def of(self, row: Array, ids: list[int]) -> Row:
+        cut = row[: self.dimensions]
+        dense = cut / max(float(np.linalg.norm(cut)), 1e-12) if self.normalize else cut
+        if self.kinds == ("dense",):
+            return dense
+        words = np.stack([vector_of([word], row.shape[0]) for word in ids])
+        indices, counts = np.unique(np.asarray(ids, dtype=np.int32), return_counts=True)
+        return VectorSet(
+            dense=dense if "dense" in self.kinds else None,
+            tokens=words if "tokens" in self.kinds else None,
+            sparse=SparseVector(indices, counts.astype(np.float32)) if "sparse" in self.kinds else None,
+            multi=words / np.linalg.norm(words, axis=1, keepdims=True) if "multi" in self.kinds else None,
+        )
 
 
 class FakeEngine:

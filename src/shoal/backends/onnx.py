@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal.backends._errors import essence
 from shoal.backends._local import Lanes, LocalEngine
-from shoal.backends._options import EngineOptions, layout, usable_cores
+from shoal.backends._options import VARIANTS, EngineOptions, layout, usable_cores
 from shoal.backends._ports import Port
 from shoal.backends._shapes import WarmUp, is_probe, length_buckets, shapes, size_buckets
 from shoal.backends._slots import Outputs, Slots
@@ -43,7 +43,7 @@ SILENT = 4
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
     """Load a graph and time it. The contract is `shoal.backends.Open`'s."""
     if options.precision == "bf16":
-        raise ConfigError("onnxruntime runs f32 only; use precision f32, or --engine openvino", param="precision")
+        raise ConfigError("onnxruntime runs f32 only; use precision f32, or another engine", param="precision")
     loaded = await asyncio.to_thread(_load, graph, options)
     session, slots = loaded.session, loaded.slots
     ports = tuple(_port(given, graph) for given in session.get_inputs())
@@ -53,6 +53,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         outputs=tuple(output.name for output in session.get_outputs()),
         slots=slots,
         parallel=1,
+        precision=options.precision if options.precision in VARIANTS else "f32",
         max_batch_size=options.max_batch_size,
         max_batch_tokens=options.max_batch_tokens,
         details={

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.backends._compile import Compiled, compile_graph, runtime
 from shoal.backends._local import Lanes, LocalEngine
-from shoal.backends._options import EngineOptions
+from shoal.backends._options import VARIANTS, EngineOptions
 from shoal.backends._shapes import WarmUp, length_buckets, shapes, size_buckets
 from shoal.backends._slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
@@ -31,6 +31,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     compiled = await asyncio.to_thread(compile_graph, graph, options)
     lengths = length_buckets(options.max_length) if any(port.has_length for port in compiled.ports) else ()
     sizes = size_buckets(options.max_batch_size)
+    variant = options.precision in VARIANTS
     facts = EngineFacts(
         name=name,
         inputs=tuple(port.name for port in compiled.ports),
@@ -40,10 +41,10 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         max_batch_tokens=options.max_batch_tokens,
         length_buckets=lengths,
         size_buckets=sizes,
-        precision=compiled.precision,
+        precision=options.precision if variant else compiled.precision,
         details=_details(compiled),
     )
-    decided = replace(options, precision=compiled.precision)
+    decided = options if variant else replace(options, precision=compiled.precision)
 
     async def rebuild() -> Lanes:
         return _lanes(await asyncio.to_thread(compile_graph, graph, decided))
@@ -74,6 +75,7 @@ def _details(compiled: Compiled) -> dict[str, Any]:
         "threads": compiled.threads,
         "wide": compiled.wide is not None,
         "precision_reason": compiled.reason,
+        "arithmetic": compiled.precision,
         "precision_checked": compiled.checked,
     }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "serve": "shoal.cli.serve:serve",
@@ -26,6 +27,23 @@ COMMANDS = {
 """Name to "module:function", or "module:app" for a group of commands, in the order of the help."""
 
 
+class _Command(TyperCommand):
+    """Flags of other servers that may stand without a value are given "true", which the parser cannot do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from shoal.presets import SWITCHES
+
+        given: list[str] = []
+        for word, following in zip_longest(args, args[1:], fillvalue=""):
+            given.append(word)
+            if word in SWITCHES and following.lower() not in _SAID:
+                given.append("true")
+        return super().parse_args(ctx, given)
+
+
+_SAID = {"true", "false", "1", "0", "yes", "no"}
+
+
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -40,7 +58,7 @@ class _Commands(TyperGroup):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        one.command(cmd_name)(clean(found))
+        one.command(cmd_name, cls=_Command)(clean(found))
         return typer.main.get_command(one)
 
 

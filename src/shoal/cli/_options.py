@@ -34,7 +34,7 @@ _LAYERS = [
 ]
 
 # Known to the parser whatever the preset is, so that a wrong one can be named; the help is about Shoal's own.
-_FOREIGN = {flag: flag.replace("--", "foreign_") for flag in FLAGS}
+_FOREIGN = {flag: f"foreign_{flag[2:].replace('-', '_')}" for flag in FLAGS}
 
 
 def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

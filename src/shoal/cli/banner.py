@@ -74,6 +74,8 @@ def _card(card: ModelCard) -> str:
 def _facts(facts: ModelFacts) -> Iterator[str]:
     if facts.dimension:
         yield f"{facts.dimension} dimensions"
+    if facts.labels:
+        yield "reranker" if "rerank" in facts.tasks else f"{len(facts.labels)} labels"
     if facts.max_input_tokens:
         yield f"{facts.max_input_tokens} tokens"
     streams, threads = facts.details.get("streams"), facts.details.get("threads")
@@ -96,5 +98,7 @@ def _curl(address: str, body: str, *, authorised: bool) -> str:
 
 _TRIES: Sequence[tuple[str, TaskKind, str, dict[str, Any]]] = (
     ("try", "embed", "/v1/embeddings", {"input": "Hello, world"}),
+    ("rank", "rerank", "/v1/rerank", {"query": "What swims?", "documents": ["A fish.", "A stone."]}),
+    ("class", "classify", "/classify", {"input": "Hello, world"}),
     ("chat", "generate", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}),
 )

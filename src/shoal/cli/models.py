@@ -204,7 +204,7 @@ def _facts(stored: Stored) -> dict[str, Any]:
 
 def _details(stored: Stored) -> dict[str, Any]:
     manifest = stored.manifest
-    own = _generates(manifest.generation) if manifest.generation is not None else _embeds(manifest.embedder)
+    own = _generates(manifest.generation) if manifest.generation is not None else _reads(manifest.text_spec)
     return {
         "parameters": manifest.parameters,
         **own,
@@ -214,9 +214,17 @@ def _details(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _embeds(text: TextSpec) -> dict[str, Any]:
+def _reads(text: TextSpec) -> dict[str, Any]:
+    if text.score is not None:
+        return {
+            "task": ", ".join(text.tasks),
+            "max_tokens": text.max_tokens,
+            "labels": ", ".join(text.score.labels),
+            "activation": text.score.activation,
+        }
     return {
-        "dimension": text.dimension,
+        "vectors": ", ".join(text.kinds),
+        "dimension": text.dimension or None,
         "max_tokens": text.max_tokens,
         "pooling": text.pooling,
         "normalized": text.ends_normalized,

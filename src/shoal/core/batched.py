@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import overload
 
 from shoal.core.batcher import Lane
 from shoal.core.protocols import ModelFacts, TextCodec, Token
 from shoal.errors import ShoalError, Unsupported
-from shoal.types import Chunk, Context, Embed, Embedded, Generate
+from shoal.types import (
+    Batched,
+    Chunk,
+    Classify,
+    Context,
+    Embed,
+    Embedded,
+    Generate,
+    Rerank,
+    Result,
+    Scored,
+)
 
 
 class BatchedRunner:
-    """Embeds through a lane; shows the tokenizer when it was given one."""
+    """Runs the tasks of its facts through a lane; shows the tokenizer when it was given one."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
         self.lane = lane
@@ -22,11 +34,22 @@ class BatchedRunner:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
+    @overload
+    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+
+    @overload
+    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+
+    @overload
+    async def run(self, task: Batched, ctx: Context) -> Result: ...
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
         return await self.lane.run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        raise Unsupported(f"the model {task.model!r} embeds; it does not generate text", param="model")
+        raise Unsupported(
+            f"the model {task.model!r} does not generate text; it can: {', '.join(self._facts.tasks)}", param="model"
+        )
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import overload
 
 from shoal.core.intake import Intake, Outcome
 from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.planner import Limits, Planner, Wait
-from shoal.core.protocols import BatchReport, Counted, Engine, Observer, Pipeline
+from shoal.core.protocols import BatchReport, Cache, Counted, Engine, Observer, Pipeline, Prepared, Row
 from shoal.core.replica import Replica, Turn
 from shoal.core.threads import Threads
 from shoal.core.twins import Twins
@@ -34,7 +35,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
-from shoal.types import Array, Context, Embed, Embedded
+from shoal.types import Batched, Classify, Context, Embed, Embedded, Rerank, Result, Scored
 
 logger = logging.getLogger("shoal.core")
 
@@ -65,12 +66,13 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOptions:
-    """`space` goes into every answer; `max_items` bounds the queue (limits.Admission)."""
+    """`space` goes into every answer; `max_items` bounds the queue (limits.Admission). `cache`: of rows."""
 
     model: str
     limits: Limits = field(default_factory=Limits)
     max_items: int = 16384
     space: str = ""
+    cache: Cache | None = None
 
 
 class Lane:
@@ -125,7 +127,16 @@ class Lane:
         """As Breakable: `call` hears why the lane stopped for good."""
         self._broken = call
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
+    @overload
+    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+
+    @overload
+    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+
+    @overload
+    async def run(self, task: Batched, ctx: Context) -> Result: ...
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
         self.pipeline.check(task)
         if self.failure is not None:
             raise self.failure
@@ -134,9 +145,10 @@ class Lane:
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
         traffic = traffic_of(task, ctx)
-        estimates = [self.pipeline.estimate(item) for item in task.inputs]
-        permit = self.admission.admit(ctx.client, traffic, len(task.inputs), sum(estimates))
-        pending = Pending(task, ctx, traffic, self._clock(), estimates)
+        asked = task.items
+        estimates = [self.pipeline.estimate(item) for item in asked]
+        permit = self.admission.admit(ctx.client, traffic, len(asked), sum(estimates))
+        pending = Pending(task, asked, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._pendings.add(pending)
         self._intake.add(pending)
@@ -174,6 +186,8 @@ class Lane:
                 continue
             pending.tokens[index] = outcome.tokens
             pending.truncated += outcome.truncated
+            if self._from_cache(pending, index, outcome):
+                continue
             leader = self._twins.of(outcome.key, id(pending))
             if leader is not None:
                 leader.deadline = max(leader.deadline, pending.ctx.deadline)
@@ -198,6 +212,15 @@ class Lane:
             tokens += item.cost
         self._observer.queued(self.options.model, len(outcomes), tokens)
         self._wake()
+
+    def _from_cache(self, pending: Pending, index: int, prepared: Prepared) -> bool:
+        cache = self.options.cache
+        if cache is None or prepared.key is None or (found := cache.get(prepared.key)) is None:
+            return False
+        pending.tokens[index] = found.tokens
+        self._intake.moved(pending, 1)
+        pending.put_cached(index, found.row, self.options.space)
+        return True
 
     def _withdraw(self, pending: Pending) -> None:
         """The request has its answer or its caller left: drop what only it was waiting for."""
@@ -317,7 +340,7 @@ class Lane:
             error = InternalError(f"running the batch failed: {failure!r}")
         self._failed(run, error)
 
-    async def _infer(self, run: _Run) -> Sequence[Array | Counted | ShoalError]:
+    async def _infer(self, run: _Run) -> Sequence[Row | Counted | ShoalError]:
         prepared = [item.prepared for item in run.items]
         engine, facts = run.replica.engine, run.replica.facts
         wanted = prepared[0].outputs
@@ -355,18 +378,20 @@ class Lane:
             )
         )
 
-    def _deliver(self, run: _Run, rows: Sequence[Array | Counted | ShoalError]) -> None:
+    def _deliver(self, run: _Run, rows: Sequence[Row | Counted | ShoalError]) -> None:
         ran = Ran(run.id, len(run.items), run.flush, run.replica.facts.name, self._clock() - run.started, run.started)
         for item, row in zip(run.items, rows, strict=True):
             self._twins.forget(item)
-            for pending, index in item.waiters:
-                if isinstance(row, ShoalError):
+            if isinstance(row, ShoalError):
+                for pending, index in item.waiters:
                     pending.fail_at(index, row)
-                elif isinstance(row, Counted):
-                    pending.tokens[index] = row.tokens
-                    pending.put(index, row.row, ran, self.options.space)
-                else:
-                    pending.put(index, row, ran, self.options.space)
+                continue
+            counted = row if isinstance(row, Counted) else Counted(row, item.prepared.tokens)
+            if self.options.cache is not None and item.prepared.key is not None:
+                self.options.cache.put(item.prepared.key, counted)
+            for pending, index in item.waiters:
+                pending.tokens[index] = counted.tokens
+                pending.put(index, counted.row, ran, self.options.space)
 
     def _failed(self, run: _Run, error: ShoalError) -> None:
         self._report(run, sum(item.cost for item in run.items), self._clock() - run.started, error.kind)

@@ -8,9 +8,11 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import overload
 
+from shoal.core import similarity
 from shoal.core.lifecycle import Lifecycle
-from shoal.core.limits import traffic_of
+from shoal.core.limits import size_of, traffic_of
 from shoal.core.protocols import Checking, GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
 from shoal.core.registry import Model, ModelCard, Registry
 from shoal.core.silence import Silence
@@ -20,12 +22,29 @@ from shoal.errors import (
     DeadlineExceeded,
     EmptyInput,
     InternalError,
+    InvalidValue,
     ModelNotFound,
     ShoalError,
     Unavailable,
     Unsupported,
 )
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, ModelStats, TaskKind, Usage
+from shoal.types import (
+    Batched,
+    Chunk,
+    Classify,
+    Context,
+    Embed,
+    Embedded,
+    Generate,
+    ModelStats,
+    Rerank,
+    Result,
+    Scored,
+    Task,
+    TaskKind,
+    Usage,
+    kind_of,
+)
 
 logger = logging.getLogger("shoal.core")
 
@@ -61,21 +80,37 @@ class Gateway:
         self._patience = (first_token_timeout_s, token_timeout_s)
         self._clock = clock
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
-        """Embed. Raises any RequestError, CapacityError, BackendError or InternalError."""
-        model = self._find(task.model, "embed")
+    @overload
+    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+
+    @overload
+    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+
+    @overload
+    async def run(self, task: Batched, ctx: Context) -> Result: ...
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        """Embed, rerank or classify. Raises any RequestError, CapacityError, BackendError or InternalError.
+
+        A model that embeds and does not rerank scores documents by their vectors, as `similarity` says.
+        """
+        kind = kind_of(task)
+        model = self._find(task.model, kind)
         started = self._clock()
-        self._observer.accepted(model.name, "embed", len(task.inputs), traffic_of(task, ctx))
-        outcome, result = "cancelled", None
+        self._observer.accepted(model.name, kind, size_of(task), traffic_of(task, ctx))
+        outcome = "cancelled"
+        result: Result | None = None
         model.enter()
         try:
-            runner = _able(model, "embed")
-            if not task.inputs:
-                raise EmptyInput("there is no input: send at least one", param="input")
+            runner = _able(model, task)
+            _check_items(task)
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._woken(model, "embed", ctx)
-            result = await runner.run(task, ctx)
+                runner = await self._woken(model, task, ctx)
+            if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
+                result = await similarity.rerank(runner, task, ctx)
+            else:
+                result = await runner.run(task, ctx)
             outcome = "ok"
             return result
         except ShoalError as error:
@@ -86,7 +121,7 @@ class Gateway:
             raise InternalError(f"answering failed in an unforeseen way: {error!r}") from error
         finally:
             model.leave()
-            self._observer.finished(model.name, "embed", outcome, self._clock() - started, result)
+            self._observer.finished(model.name, kind, outcome, self._clock() - started, result)
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back.
@@ -100,10 +135,10 @@ class Gateway:
         usage: Usage | None = None
         model.enter()
         try:
-            runner = _able(model, "generate")
+            runner = _able(model, task)
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._woken(model, "generate", ctx)
+                runner = await self._woken(model, task, ctx)
             places = self._places(model)
             if not places.free and isinstance(runner, Checking):
                 runner.check(task)  # a refusal waits for nobody; where nobody waits, the stream says it at once
@@ -243,7 +278,7 @@ class Gateway:
         for silence in list(self._hearing):
             silence.break_off(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
-    async def _woken(self, model: Model, task: TaskKind, ctx: Context) -> Runner:
+    async def _woken(self, model: Model, task: Task, ctx: Context) -> Runner:
         if self.lifecycle is not None:
             await self.lifecycle.wake(model, ctx)
         runner = model.ready_runner()
@@ -265,7 +300,7 @@ def _codec(model: Model) -> TextCodec:
     return runner
 
 
-def _able(model: Model, task: TaskKind) -> Runner | None:
+def _able(model: Model, task: Task) -> Runner | None:
     """Its runner, None while it sleeps; refused at once is what it cannot do, as far as that is known of a sleeper."""
     runner = None if model.resting else model.ready_runner()
     facts = runner.facts if runner is not None else model.facts
@@ -274,9 +309,25 @@ def _able(model: Model, task: TaskKind) -> Runner | None:
     return runner
 
 
-def _check_task(name: str, task: TaskKind, facts: ModelFacts) -> None:
-    if task not in facts.tasks:
-        raise Unsupported(f"the model {name!r} cannot {task}; it can: {', '.join(facts.tasks)}", param="model")
+def _check_task(name: str, task: Task, facts: ModelFacts) -> None:
+    kind = kind_of(task)
+    if kind not in facts.tasks and not (kind == "rerank" and similarity.can(facts)):
+        raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
+    lacking = set(task.outputs) - set(facts.vectors) if isinstance(task, Embed) else ()
+    if lacking:
+        raise Unsupported(
+            f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
+        )
+
+
+def _check_items(task: Batched) -> None:
+    if not size_of(task):
+        raise EmptyInput("there is no input: send at least one", param="input")
+    if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
+        raise InvalidValue(
+            f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
+            param="query",
+        )
 
 
 def _check_deadline(ctx: Context, now: float) -> None:

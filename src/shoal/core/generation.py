@@ -21,7 +21,7 @@ from shoal.core.rota import Rota
 from shoal.core.sampling import CUT_HERE, OF_IDS, UNSET, honoured
 from shoal.core.threads import Threads
 from shoal.errors import InvalidValue, Overloaded, ShoalError, TransportFailed, Unavailable, Unsupported
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, Sampling, Usage
+from shoal.types import Batched, Chunk, Context, Generate, Result, Sampling, Usage
 
 CHOICES_AT_ONCE = 16
 """Choices of one request that run side by side; the others wait for these."""
@@ -118,8 +118,8 @@ class GenerationRunner:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
-        raise Unsupported(f"the model {task.model!r} generates text; it does not embed", param="model")
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         sampling = self._checked(task)

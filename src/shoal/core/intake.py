@@ -133,7 +133,7 @@ class Intake:
     def _prepare(self, job: list[tuple[Pending, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
         try:
-            outcomes = self._pipeline.prepare([(pending.task, pending.task.inputs[index]) for pending, index in job])
+            outcomes = self._pipeline.prepare([(pending.task, pending.asked[index]) for pending, index in job])
             if len(outcomes) != len(job):
                 raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         except Exception as error:  # a bug in a pipeline must fail these requests, not leave them waiting

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import Overloaded
-from shoal.types import Context, Embed, Task, TrafficClass
+from shoal.types import Batched, Context, Generate, Rerank, Task, TrafficClass
 
 RATE_WINDOW_S = 10.0
 """How far back the drain rate looks: long enough for some batches of a slow model, short enough to follow a change."""
@@ -16,11 +16,18 @@ BULK_ABOVE = 8
 """Requests of more items than this are bulk unless they say otherwise."""
 
 
+def size_of(task: Batched) -> int:
+    """How many items it has, without making them."""
+    return len(task.documents) if isinstance(task, Rerank) else len(task.inputs)
+
+
 def traffic_of(task: Task, ctx: Context) -> TrafficClass:
     """The class that a request travels in: what its key or header says, else its size decides."""
     if ctx.traffic is not None:
         return ctx.traffic
-    return "bulk" if isinstance(task, Embed) and len(task.inputs) > BULK_ABOVE else "interactive"
+    if isinstance(task, Generate):
+        return "interactive"
+    return "bulk" if size_of(task) > BULK_ABOVE else "interactive"
 
 
 RESERVED_PART = 8

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shoal.core.planner import Entry
-from shoal.core.protocols import Prepared
+from shoal.core.protocols import Prepared, Row, VectorSet
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
-from shoal.types import Array, BatchFacts, Context, Embed, Embedded, TrafficClass
+from shoal.types import (
+    Array,
+    Batched,
+    BatchFacts,
+    Context,
+    Embed,
+    Embedded,
+    Result,
+    Scored,
+    TrafficClass,
+)
+from shoal.types import (
+    Item as Asked,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Item(Entry):
 class Pending:
     """A request from admission to its one answer: collects rows in any order, answers once.
 
-    `estimates` are the tokens of its inputs as `Pipeline.estimate` guessed them.
+    `asked`: the items of its task. `estimates` are their tokens as `Pipeline.estimate` guessed them.
     """
 
     __slots__ = (
@@ -50,8 +64,11 @@ class Pending:
         "_best",
         "_infer",
         "_queue",
+        "_sets",
         "ahead",
         "arrived",
+        "asked",
+        "cached",
         "ctx",
         "cursor",
         "estimates",
@@ -65,21 +82,33 @@ class Pending:
         "truncated",
     )
 
-    def __init__(self, task: Embed, ctx: Context, traffic: TrafficClass, now: float, estimates: list[int]) -> None:
+    def __init__(
+        self,
+        task: Batched,
+        asked: Sequence[Asked],
+        ctx: Context,
+        *,
+        traffic: TrafficClass,
+        now: float,
+        estimates: list[int],
+    ) -> None:
         self.task = task
+        self.asked = asked
         self.ctx = ctx
         self.traffic = traffic
         self.arrived = now
-        self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.estimates = estimates
         self.items: dict[int, Item] = {}
         self.cursor = 0
         self.ahead = 0
-        self.left = len(task.inputs)
+        self.left = len(asked)
         self.tokens = [0] * self.left
         self.truncated = 0
         self.prepare_seconds = 0.0
+        self.cached = 0
         self._array: Array | None = None
+        self._sets: list[VectorSet] = []
         self._batches: set[int] = set()
         self._best: Ran | None = None
         self._queue = 0.0
@@ -104,19 +133,32 @@ class Pending:
         waited = self.ctx.deadline - self.arrived
         self.fail(DeadlineExceeded(f"no answer within {waited:.1f} s: send less at once or allow more time"))
 
-    def put(self, index: int, row: Array, ran: Ran, space: str) -> None:
+    def put(self, index: int, row: Row, ran: Ran, space: str) -> None:
         """One row has come; the last one answers the request."""
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
-        if len(self.tokens) == 1:
+        self._note(ran)
+        self._take(index, row, space)
+
+    def put_cached(self, index: int, row: Row, space: str) -> None:
+        """As `put`, of a row that was computed for somebody before."""
+        if not self.future.done():
+            self.cached += 1
+            self._take(index, row, space)
+
+    def _take(self, index: int, row: Row, space: str) -> None:
+        if isinstance(row, VectorSet):
+            if not self._sets:
+                self._sets = [row] * len(self.tokens)
+            self._sets[index] = row
+        elif len(self.tokens) == 1:
             self._array = row.reshape(1, -1)  # no copy: most requests hold one input
         else:
             if self._array is None:
                 self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
             self._array[index] = row
         self.left -= 1
-        self._note(ran)
         if not self.left:
             self.future.set_result(self._result(space))
 
@@ -129,18 +171,42 @@ class Pending:
         if self._best is None or ran.size > self._best.size:
             self._best = ran
 
-    def _result(self, space: str) -> Embedded:
-        assert self._array is not None
-        assert self._best is not None
+    def _result(self, space: str) -> Result:
+        facts = self._facts()
+        if not isinstance(self.task, Embed):
+            assert self._array is not None
+            return Scored(scores=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts)
+        sets = self._sets
+        vectors = self._array if self._array is not None else _stacked(sets)
+        return Embedded(
+            vectors=vectors,
+            tokens=self.tokens,
+            truncated=self.truncated,
+            facts=facts,
+            space=space,
+            sparse=[each.sparse for each in sets if each.sparse is not None],
+            token_vectors=[each.tokens for each in sets if each.tokens is not None],
+            multi_vectors=[each.multi for each in sets if each.multi is not None],
+        )
+
+    def _facts(self) -> BatchFacts:
+        prepare_ms = self.prepare_seconds * 1000
+        if self._best is None:  # all of it was in the cache
+            return BatchFacts(prepare_ms=prepare_ms, cached=self.cached)
         best = self._best
-        facts = BatchFacts(
+        return BatchFacts(
             size=best.size,
             id=best.id,
             batches=len(self._batches),
             flush=best.flush,
             replica=best.replica,
             queue_ms=self._queue * 1000,
-            prepare_ms=self.prepare_seconds * 1000,
+            prepare_ms=prepare_ms,
             infer_ms=self._infer * 1000,
+            cached=self.cached,
         )
-        return Embedded(vectors=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts, space=space)
+
+
+def _stacked(sets: Sequence[VectorSet]) -> Array:
+    dense = [each.dense for each in sets if each.dense is not None]
+    return np.stack(dense) if dense else np.empty((len(sets), 0), dtype=np.float32)

@@ -1,22 +1,34 @@
-"""Whether a replica gives the vectors of its peers: asked before it may join, so that no index is filled from two
-different models under one name."""
+"""Whether a replica gives the vectors, or the scores, of its peers: asked before it may join, so that no index is
+filled from two different models under one name, and no ranking depends on who answered."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shoal.core.protocols import Counted, Engine, Pipeline
 from shoal.errors import ConfigError, EngineFailed, ShoalError
-from shoal.types import Array, Embed, Vectors
+from shoal.types import Batched, Classify, Embed, SparseVector, TextPair, Vectors
 
 TEXTS = ("A shoal of herring turns as one.", "42", "Où est la bibliothèque ?", "for i in range(10): print(i)")
 """Short, and unlike each other: models that differ at all differ on one of them."""
 
+PAIRS: tuple[TextPair, ...] = (
+    ("What does a shoal of fish do?", TEXTS[0]),
+    ("What does a shoal of fish do?", TEXTS[3]),
+    ("Where is the library?", TEXTS[2]),
+    ("42", "The answer to everything."),
+)
+"""Queries with documents that answer them, and one that does not."""
+
 LEAST_COSINE = 0.999
 """Between replicas: below it are other weights, pooling or prompts; bf16 beside f32 stays well above."""
+
+SCORE_ATOL, SCORE_RTOL = 0.1, 0.02
+"""Between logits of replicas: half precision stays well within, other weights do not on all of a few inputs."""
 
 UNIT_TOLERANCE = 5e-3
 """Of a norm: half precision of a thousand dimensions stays within it."""
@@ -45,11 +57,40 @@ class Probed:
                 f"{name} gives {peer.dimension} dimensions and its peers {self.dimension}: it is another model;"
                 " serve it under a name of its own"
             )
-        cosine = least_cosine(self.vectors, peer.vectors)
-        if not cosine >= LEAST_COSINE:
+        _agree(least_cosine(self.vectors, peer.vectors), name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedSparse:
+    """What the model answered for TEXTS: one sparse vector each."""
+
+    vectors: list[SparseVector]
+
+    def check(self, peer: ProbedSparse, name: str) -> None:
+        """As Probed.check."""
+        every = [each.indices for each in (*self.vectors, *peer.vectors)]
+        size = max((int(indices.max()) for indices in every if indices.size), default=0) + 1
+        _agree(least_cosine(_spread(self.vectors, size), _spread(peer.vectors, size)), name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedScores:
+    """What the model answered for a few inputs: float32 [inputs, labels], before activation."""
+
+    scores: Vectors
+
+    def check(self, peer: ProbedScores, name: str) -> None:
+        """Raise ConfigError when `peer`, called `name`, does not give the same scores."""
+        if peer.scores.shape != self.scores.shape:
             raise ConfigError(
-                f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is"
-                " asked): it holds other weights or pools otherwise; serve it under a name of its own"
+                f"{name} scores {peer.scores.shape[1]} labels and its peers {self.scores.shape[1]}: it is another"
+                " model; serve it under a name of its own"
+            )
+        if not np.allclose(peer.scores, self.scores, rtol=SCORE_RTOL, atol=SCORE_ATOL):
+            apart = float(np.abs(peer.scores - self.scores).max())
+            raise ConfigError(
+                f"{name} does not give the scores of its peers (up to {apart:.3f} apart): it holds other weights;"
+                " serve it under a name of its own"
             )
 
 
@@ -64,18 +105,52 @@ def least_cosine(one: Vectors, other: Vectors) -> float:
 async def probe(engine: Engine, pipeline: Pipeline, deadline: float) -> Probed:
     """Run TEXTS through a pipeline and one replica, not normalised. Raises what either of them raises."""
     task = Embed(model="", inputs=list(TEXTS), truncate=True, normalize=False)
-    prepared = [_whole(each) for each in pipeline.prepare([(task, text) for text in TEXTS])]
+    return Probed(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
+
+
+async def probe_sparse(engine: Engine, pipeline: Pipeline, deadline: float) -> ProbedSparse:
+    """As `probe`, for a model of sparse vectors."""
+    task = Embed(model="", inputs=list(TEXTS), truncate=True, normalize=False, outputs=("sparse",))
+    return ProbedSparse([cast(SparseVector, row.sparse) for row in await _rows(engine, pipeline, task, deadline)])
+
+
+async def probe_scores(
+    engine: Engine, pipeline: Pipeline, deadline: float, items: Sequence[str | TextPair] = PAIRS
+) -> ProbedScores:
+    """As `probe`, for a model of scores: those of `items`."""
+    task = Classify(model="", inputs=list(items), raw_scores=True, truncate=True)
+    return ProbedScores(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
+
+
+async def _rows(engine: Engine, pipeline: Pipeline, task: Batched, deadline: float) -> list[Any]:
+    prepared = [_whole(each) for each in pipeline.prepare([(task, item) for item in task.items])]
     most = max(1, engine.facts.max_batch_size)
-    rows: list[Array] = []
+    rows: list[Any] = []
     for at in range(0, len(prepared), most):
         batch = prepared[at : at + most]
         inputs = pipeline.collate(batch, engine.facts)
         outputs = await engine.infer(inputs, batch[0].outputs, batch[0].params, deadline)
         finished = [_whole(each) for each in pipeline.finish(outputs, batch)]
         rows += [each.row if isinstance(each, Counted) else each for each in finished]
-    if len(rows) != len(TEXTS):
-        raise EngineFailed(f"the model answered {len(rows)} rows for {len(TEXTS)} inputs")
-    return Probed(np.stack(rows).astype(np.float32))
+    if len(rows) != len(prepared):
+        raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
+    return rows
+
+
+def _agree(cosine: float, name: str) -> None:
+    if not cosine >= LEAST_COSINE:
+        raise ConfigError(
+            f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is asked):"
+            " it holds other weights or pools otherwise; serve it under a name of its own"
+        )
+
+
+def _spread(vectors: Sequence[SparseVector], size: int) -> Vectors:
+    """Sparse vectors as the rows of one array."""
+    rows = np.zeros((len(vectors), size), dtype=np.float32)
+    for row, each in zip(rows, vectors, strict=True):
+        row[each.indices] = each.values
+    return rows
 
 
 def _whole(answer: Any) -> Any:
@@ -84,4 +159,15 @@ def _whole(answer: Any) -> Any:
     return answer
 
 
-__all__ = ["LEAST_COSINE", "TEXTS", "Probed", "least_cosine", "probe"]
+__all__ = [
+    "LEAST_COSINE",
+    "PAIRS",
+    "TEXTS",
+    "Probed",
+    "ProbedScores",
+    "ProbedSparse",
+    "least_cosine",
+    "probe",
+    "probe_scores",
+    "probe_sparse",
+]

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from shoal.errors import ShoalError
 from shoal.types import (
     Array,
+    Batched,
     Chunk,
     Context,
-    Embed,
     Generate,
     Guide,
+    Item,
     ModelStats,
     Result,
     Sampling,
+    SparseVector,
     Task,
     TaskKind,
-    TextItem,
     TokenLogprob,
     TrafficClass,
+    VectorKind,
 )
 
 if TYPE_CHECKING:
@@ -130,10 +132,25 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorSet:
+    """The row of an input that was asked for more or other than its dense vector: float32 arrays [dimension] and
+    [l, width], None for what its task did not ask for."""
+
+    dense: Array | None = None
+    tokens: Array | None = None
+    sparse: SparseVector | None = None
+    multi: Array | None = None
+
+
+Row = Array | VectorSet
+"""One item's answer: a 1-D float32 array (its dense vector; its scores, one a label), or all its vectors."""
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """A result row whose tokens only the model's answer tells: they replace what `Prepared.tokens` said."""
 
-    row: Array
+    row: Row
     tokens: int
 
 
@@ -146,19 +163,40 @@ class Pipeline(Protocol):
       ShoalError that this item alone deserves. It never raises for an item's sake.
     - `collate` joins items of one group into a batch, padded to the facts' buckets.
     - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
-      its result row (a 1-D float32 array for a vector, alone or as Counted), or the ShoalError for that item alone
-      (NotFinite).
+      its result row (alone or as Counted), or the ShoalError for that item alone (NotFinite).
+
+    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name.
     """
 
-    def check(self, task: Embed) -> None: ...
+    def check(self, task: Batched) -> None: ...
 
-    def estimate(self, item: TextItem) -> int: ...
+    def estimate(self, item: Item) -> int: ...
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]: ...
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]: ...
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]: ...
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Array | Counted | ShoalError]: ...
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]: ...
+
+
+class Cache(Protocol):
+    """Rows that were computed before, by `Prepared.key`: of one model, in one precision. Bounded; called on the loop,
+    so both are quick. `put` copies, since a row may be a view of its whole batch; what `get` answers is read-only."""
+
+    def get(self, key: Hashable) -> Counted | None: ...
+
+    def put(self, key: Hashable, found: Counted) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """What a cache did since it was made, in rows, and the bytes that it holds now."""
+
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +253,9 @@ class ModelFacts:
     either, and the same whichever of its sources answered. `dimension`, `max_input_tokens`: None where the task has
     none. `space`: stable hash of weights, pooling, prompts and normalisation. `prompts`: name to text. `verified`: the
     outcome of the load-time comparison, in words. `context_tokens`: what prompt and answer may have together, where
-    the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`.
+    the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`. `vectors`: the
+    kinds that an embedder gives, the first where a client names none. `labels`: of a classifier, in the order of its
+    scores; a reranker has one.
     """
 
     source: str
@@ -233,14 +273,17 @@ class ModelFacts:
     verified: str = ""
     context_tokens: int | None = None
     adapters: tuple[str, ...] = ()
+    vectors: tuple[VectorKind, ...] = ("dense",)
+    labels: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Runner(Protocol):
     """A task in, a result or a stream of chunks out.
 
-    - `run` answers once or raises a ShoalError: RequestError, CapacityError, BackendError, nothing else. When it is
-      cancelled, the work is dropped from the queue, upstream calls are cancelled and permits are given back.
+    - `run` answers once, Embedded to Embed and Scored to the others, or raises a ShoalError: RequestError,
+      CapacityError, BackendError, nothing else. When it is cancelled, the work is dropped from the queue, upstream
+      calls are cancelled and permits are given back.
     - `stream` is pulled by the reader: nothing is produced far ahead of it. Closing the iterator stops the work. A
       runner that speaks the dialect of `task.raw` itself answers in raw chunks; all others in typed ones, as Chunk
       says. It raises as `run` does, also in mid-stream.
@@ -251,7 +294,7 @@ class Runner(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    async def run(self, task: Embed, ctx: Context) -> Result: ...
+    async def run(self, task: Batched, ctx: Context) -> Result: ...
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]: ...
 
@@ -493,6 +536,7 @@ __all__ = [
     "Access",
     "BatchReport",
     "Breakable",
+    "Cache",
     "ChatPipeline",
     "Checking",
     "CostModel",
@@ -509,6 +553,7 @@ __all__ = [
     "Pipeline",
     "Prepared",
     "Prompt",
+    "Row",
     "Runner",
     "Statistics",
     "Surface",
@@ -517,5 +562,6 @@ __all__ = [
     "TextCodec",
     "TextGenerator",
     "Token",
+    "VectorSet",
     "round_up",
 ]

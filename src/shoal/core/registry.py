@@ -177,11 +177,20 @@ class Registry:
         for model in self._models.values():
             if task in model.default_for:
                 return model
+        unknown: Model | None = None
         for model in self._models.values():
             facts = model.runner.facts if model.runner is not None else model.facts
-            if facts is None or task in facts.tasks:
+            if facts is not None and task in facts.tasks:
                 return model
-        return None
+            if facts is None:
+                # Vectors of two models must never mix under one default, so embedding waits for what was named first.
+                if task == "embed":
+                    return model
+                unknown = unknown or model
+        if unknown is not None:
+            return unknown
+        # Any embedder can rerank by its vectors; a model that was trained for it comes first.
+        return self._default("embed") if task == "rerank" else None
 
     def _unknown(self, name: str, task: TaskKind) -> str:
         if not name:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner
 from shoal.errors import ShoalError, Unsupported
-from shoal.types import Chunk, Context, Embed, Embedded, Generate, TaskKind
+from shoal.types import Batched, Chunk, Context, Generate, Result, TaskKind, kind_of
 
 
 class ByTask:
@@ -25,6 +25,8 @@ class ByTask:
             every[0],
             tasks=tuple(self._by_task),
             context_tokens=next((facts.context_tokens for facts in every if facts.context_tokens is not None), None),
+            vectors=next((facts.vectors for facts in every if "embed" in facts.tasks), ()),
+            labels=next((facts.labels for facts in every if facts.labels), ()),
             adapters=tuple(dict.fromkeys(name for facts in every for name in facts.adapters)),
             details={key: value for facts in reversed(every) for key, value in facts.details.items()},
         )
@@ -33,8 +35,8 @@ class ByTask:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
-        return await self._for("embed").run(task, ctx)
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        return await self._for(kind_of(task)).run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         return self._for("generate").stream(task, ctx)

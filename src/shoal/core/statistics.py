@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
-from shoal.core.protocols import BatchReport, GenerationReport, Observer
+from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
 from shoal.types import BatchStats, InferenceStats, ModelStats, Result, Spent, TaskKind, TrafficClass
 
 MAX_MODELS = 1000
@@ -35,7 +36,7 @@ def _spent(pair: list[float]) -> Spent:
 
 
 class Counts(Observer):
-    """Counts, and passes everything on to `inner`.
+    """Counts, and passes everything on to `inner`. `caches` answers the counts of each model that has a cache.
 
     Queue and compute times are those of requests that were answered, `compute_output` is counted a batch. A request
     whose client left is neither success nor failure. Texts that were asked for twice at once are computed and counted
@@ -45,10 +46,12 @@ class Counts(Observer):
     def __init__(self, inner: Observer | None = None) -> None:
         self._inner = inner or Observer()
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
+        self.caches: Callable[[], Mapping[str, CacheCounts]] = dict
 
     def of(self, model: str) -> ModelStats:
         """What is known of a model, all zeros when it has done nothing."""
         tally = self._tallies.get(model) or _Tally()
+        cached = self.caches().get(model, CacheCounts())
         return ModelStats(
             name=model,
             last_inference=int(tally.last * 1000),
@@ -61,6 +64,8 @@ class Counts(Observer):
                 compute_input=_spent(tally.prepare),
                 compute_infer=_spent(tally.infer),
                 compute_output=_spent(tally.finish),
+                cache_hit=Spent(count=cached.hits),
+                cache_miss=Spent(count=cached.misses),
             ),
             batch_stats=[
                 BatchStats(batch_size=size, compute_infer=_spent(pair)) for size, pair in sorted(tally.sizes.items())

@@ -64,8 +64,11 @@ def model_path(stored: Stored, spec: GenerationSpec) -> Path:
 
 
 def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> GenaiOptions:
+    precision = settings.precision
+    if precision == "fp16" or precision == "int8":  # noqa: PLR1714 - the checker understands this form alone
+        precision = "auto"  # both are ways to store an embedder; a language model's author has decided how it is stored
     return GenaiOptions(
-        precision=settings.precision,
+        precision=precision,
         threads=settings.threads,
         max_streams=settings.max_streams,
         kv_cache_mb=settings.kv_cache_mb,

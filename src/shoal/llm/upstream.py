@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.openai.client import Client
+from shoal.backends._http_answer import Answer, refused_key, said
+from shoal.backends._http_client import Client
 from shoal.backends.openai.engine import UpstreamEngine
-from shoal.backends.openai.errors import Answer, lacks_model, lacks_route, refused_key, said
+from shoal.backends.openai.errors import lacks_model, lacks_route
 from shoal.backends.openai.replicas import Fleet, Replica
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import ModelsWire, ModelWire

@@ -27,8 +27,11 @@ from shoal.names import RESERVED, RULE, is_name, is_part
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 TRITON_SCHEMES = ("triton", "tritons")
 OPENAI_SCHEMES = ("openai+http", "openai+https")
-REMOTE_SCHEMES = (*TRITON_SCHEMES, "tei+http", "tei+https", *OPENAI_SCHEMES)
-OFFERING_SCHEMES = (*TRITON_SCHEMES, *OPENAI_SCHEMES)
+TEI_SCHEMES = ("tei+http", "tei+https")
+"""Servers of one model each: their address needs no `#model`, and one that is given must be what the server says."""
+
+REMOTE_SCHEMES = (*TRITON_SCHEMES, *TEI_SCHEMES, *OPENAI_SCHEMES)
+OFFERING_SCHEMES = (*TRITON_SCHEMES, *OPENAI_SCHEMES, *TEI_SCHEMES)
 """Servers that can be asked for the models they have: their address alone means all of them."""
 
 SCHEMES = (*LOCAL_SCHEMES, *REMOTE_SCHEMES, "fake")
@@ -39,7 +42,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+]*):(.*)", re.DOTALL)
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _TRITON_MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._~-]{0,255}")
 _UPSTREAM_MODEL = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._:/+-]{0,191}")
-_OPTION = re.compile(r"([a-z][a-z0-9_]{0,31})=([A-Za-z0-9._-]{1,64})")
+_OPTION = re.compile(r"([a-z][a-z0-9_]{0,31})=([A-Za-z0-9._+-]{1,64})")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +121,7 @@ def parse_served(text: str) -> Served:
     if named:
         check_name(name)
         for address in addresses:
-            if not address.id and address.scheme in REMOTE_SCHEMES:
+            if not address.id and address.scheme in REMOTE_SCHEMES and address.scheme not in TEI_SCHEMES:
                 raise AddressError(f"{name}={address}: a name needs one model: write {address}#MODEL, or drop the name")
         return Served(name=name, addresses=addresses)
     ids = {address.id for address in addresses}

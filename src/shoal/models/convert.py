@@ -10,8 +10,10 @@ import msgspec
 
 from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.contract import Contract, read_contract, shipped_graph
+from shoal.models.contract.late import COLBERT_LINEAR
+from shoal.models.contract.sparse import SPARSE_LINEAR
 from shoal.models.contract.spec import text_spec
-from shoal.models.graphs.head import POOLED
+from shoal.models.graphs.head import POOLED, TOKENS
 from shoal.models.graphs.shipped import take_shipped
 from shoal.models.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
@@ -44,15 +46,16 @@ def convert(
 ) -> Converted:
     """Write what serving needs into the folder `target`, over what an earlier conversion left there.
 
-    A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. `progress` hears
-    (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
+    A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. Static, SPLADE and
+    late-interaction models are built wherever that is possible: what is shipped for them ends in many ways. `progress`
+    hears (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
     and MissingExtra without the onnx package.
     """
     _require_onnx()
     tell = progress or (lambda stage, fraction: None)
     tell("read", 0.0)
     contract = read_contract(folder)
-    shipped = shipped_graph(folder, contract.encoder_path)
+    shipped = _shipped(folder, contract)
     write_tokenizer(folder, contract, target / TOKENIZER)
     tell("read", 1.0)
     if shipped is not None and (prefer == "shipped" or not can_build(folder, contract)):
@@ -79,7 +82,7 @@ def convert_checked(
         return converted, check(converted)
     except (ModelFileError, VerificationFailed) as error:
         contract = read_contract(folder)
-        if shipped_graph(folder, contract.encoder_path) is None or not can_build(folder, contract):
+        if _shipped(folder, contract) is None or not can_build(folder, contract):
             raise
         reason = error.message
     converted = convert(folder, target, prefer="built", progress=progress)
@@ -90,13 +93,23 @@ def convert_checked(
 def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
     built = build_text_graph(folder, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
     return Converted(
-        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=graph_inputs(contract), pooled=POOLED),
+        spec=text_spec(
+            contract,
+            tokenizer=TOKENIZER,
+            inputs=graph_inputs(contract),
+            pooled=POOLED,
+            tokens=TOKENS if contract.dimension and contract.table is None else "",
+        ),
         contract=contract,
         graph=GRAPH,
         source="built",
         parameters=built.parameters,
         files=(*built.files, TOKENIZER),
-        text=f"built from {contract.file('config.json')} and safetensors",
+        text=(
+            f"built from {contract.file('model.safetensors')}"
+            if contract.table
+            else f"built from {contract.file('config.json')} and safetensors" + _left_out(folder, contract)
+        ),
     )
 
 
@@ -105,14 +118,35 @@ def _take(
 ) -> Converted:
     taken = take_shipped(folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
     return Converted(
-        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=taken.inputs, pooled=taken.pooled),
+        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=taken.inputs, pooled=taken.pooled, tokens=taken.tokens),
         contract=contract,
         graph=GRAPH,
         source="shipped",
         parameters=taken.parameters,
         files=(GRAPH, *taken.data, TOKENIZER),
-        text=f"the model's own {shipped} ({taken.kind})",
+        text=f"the model's own {shipped} ({taken.kind})" + _left_out(folder, contract),
     )
+
+
+def _shipped(folder: Path, contract: Contract) -> str | None:
+    """The graph that came with the model, None where one that is built is surer."""
+    vectors_of_text = contract.table is None and (contract.dimension or contract.classifier)
+    if not vectors_of_text and can_build(folder, contract):
+        return None
+    return shipped_graph(folder, contract.encoder_path)
+
+
+def _left_out(folder: Path, contract: Contract) -> str:
+    """Heads that lie in the folder as pickles alone, in words."""
+    given = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
+    pickles = [
+        pickle
+        for name, head in given.items()
+        if head is None and (folder / (pickle := contract.file(f"{Path(name).stem}.pt"))).is_file()
+    ]
+    if not pickles:
+        return ""
+    return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra reads those"
 
 
 def _require_onnx() -> None:

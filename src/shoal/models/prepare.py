@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from shoal.errors import AddressError, ModelFileError
+from shoal.models import as_published
 from shoal.models.address import Address, parse_address
 from shoal.models.generative import graph_of, is_causal, take
 from shoal.models.manifest import CONVERTER, GenerationSpec, Manifest, Verdict, measure
@@ -24,6 +28,7 @@ from shoal.types import TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
+    from shoal.models.export import Exported
     from shoal.models.verify import Run
 
 SOURCE = "source"
@@ -31,8 +36,20 @@ SOURCE = "source"
 OpenGraph: TypeAlias = "Callable[[Path], Run]"
 """Opens a graph's file on an engine, in f32, to be run a few times."""
 
+Export: TypeAlias = "Callable[[Path, Path, Callable[[str, float], None], Stop], Exported]"
+"""Makes an empty folder the model of another one, with a graph: `export.export` with its bounds."""
 
-def prepare(
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What may be done with an architecture that Shoal has no graph for: `export` it, or, where the engine runs a
+    model's own `folders`, leave it as it is."""
+
+    export: Export | None = None
+    folders: bool = False
+
+
+def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by name
     address: Address,
     *,
     store: Store,
@@ -41,32 +58,34 @@ def prepare(
     progress: Progress | None = None,
     stop: Stop | None = None,
     refresh: bool = False,
+    ways: Ways = Ways(),
 ) -> Stored:
     """Answer the model of a local address, ready to run.
 
     What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
     same. With an `engine` the graph is compared with a second path before it is stored, and a model that was stored
-    without is converted again. A language model is stored as it is, once its graph is found to be whole. Blocks, for
-    minutes when there is much to fetch. Raises a SetupError with the next step (of the source, the model's files or the
-    verification) or Cancelled; the store is then as it was.
+    without is converted again. An architecture without a graph goes one of the `ways`, where there is any. A language
+    model is stored as it is, once its graph is found to be whole. Blocks, for minutes when there is much to fetch.
+    Raises a SetupError with the next step (of the source, the model's files or the verification) or Cancelled; the
+    store is then as it was.
     """
     progress, stop = progress or Progress(), stop or Stop()
     if not address.local:
         raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
     if address.scheme == "file":
         address = resolve(address)
-    if not refresh and (ready := _ready(store, address, engine)):
+    if not refresh and (ready := _ready(store, address, engine, ways)):
         return ready
     try:
         with store.working(address, stop) as partial:
             # Another process may have brought it while this one waited for its turn.
-            if not refresh and (ready := _ready(store, address, engine)):
+            if not refresh and (ready := _ready(store, address, engine, ways)):
                 return ready
             fetched = None if refresh else _kept(store, address, partial / SOURCE)
             if fetched is None:
                 fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
             steps = _Steps(progress, stop)
-            made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps)
+            made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps, ways)
             stop.check()
             return store.commit(partial, address, _describe(address, fetched, partial, made))
     except OSError as error:
@@ -77,17 +96,22 @@ class _Steps:
     """The conversion's progress, at each step of which it can be stopped."""
 
     def __init__(self, progress: Progress, stop: Stop) -> None:
-        self._progress, self._stop = progress, stop
+        self._progress, self.stop = progress, stop
 
     def __call__(self, stage: str, fraction: float) -> None:
-        self._stop.check()
+        self.stop.check()
         self._progress.worked(stage, fraction)
 
+    def note(self, line: str) -> None:
+        self._progress.noted(line)
 
-def _ready(store: Store, address: Address, engine: OpenGraph | None) -> Stored | None:
+
+def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways) -> Stored | None:
     stored = store.find(address)
     if stored is None or stored.manifest.converter != CONVERTER:
         return None
+    if stored.manifest.graph_source == as_published.SOURCE:
+        return stored if ways.folders else None
     checked = stored.manifest.verification is not None or stored.manifest.generation is not None
     return stored if engine is None or checked else None
 
@@ -145,11 +169,57 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
     )
 
 
-def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:
-    converted, verdict = _convert(fetched, target, engine, steps)
+def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
+    folder = fetched.folder
+    try:
+        return _of(*_convert(folder, target, engine, steps))
+    except ModelFileError as error:
+        if not _is_foreign(folder):
+            raise
+        if ways.folders:
+            return _published(folder, target)
+        if ways.export is None:
+            raise
+        steps.note(f"{error.message}; it is exported by PyTorch")
+    with tempfile.TemporaryDirectory(dir=target, prefix=".export-") as place:
+        found = ways.export(folder, Path(place), steps, steps.stop)
+        converted, verdict = _convert(Path(place), target, engine, steps)
+    text = f"exported by PyTorch ({found.verification})"
+    return _of(msgspec.structs.replace(converted, text=text), verdict, source="exported")
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether the architecture, and not something else in the files, is what Shoal cannot build. One that brings code
+    of its own is no known architecture, whatever name it goes by, and quantised weights are not those of one."""
+    from shoal.models.contract import read_contract, shipped_graph
+    from shoal.models.contract.json_file import read_object
+
+    try:
+        contract = read_contract(folder, elsewhere=True)
+        config = read_object(folder, contract.file("config.json"))
+    except ModelFileError:
+        return False
+    if config is None or "auto_map" in config or "quantization_config" in config:
+        return False
+    return contract.encoder is None and shipped_graph(folder, contract.encoder_path) is None
+
+
+def _published(folder: Path, target: Path) -> _Made:
+    taken = as_published.take_folder(folder, target)
+    return _Made(
+        graph=SOURCE,
+        source=as_published.SOURCE,
+        parameters=taken.parameters,
+        conversion="the model's own files, run by PyTorch",
+        text=taken.spec,
+        verdict=Verdict("nothing was converted: PyTorch runs the model's own files", 1.0),
+    )
+
+
+def _of(converted: Converted, verdict: Verdict | None, *, source: str = "") -> _Made:
     return _Made(
         graph=converted.graph,
-        source=converted.source,
+        source=source or converted.source,
         parameters=converted.parameters,
         conversion=converted.text,
         text=converted.spec,
@@ -157,24 +227,22 @@ def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: 
     )
 
 
-def _convert(
-    fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps
-) -> tuple[Converted, Verdict | None]:
+def _convert(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> tuple[Converted, Verdict | None]:
     from shoal.models.convert import convert, convert_checked
 
     if engine is None:
-        return convert(fetched.folder, target, progress=steps), None
+        return convert(folder, target, progress=steps), None
 
     from shoal.models.verify import Verification, require, verify
 
     def check(converted: Converted) -> Verification:
         steps("verify", 0.0)
         run = engine(target / converted.graph)
-        found = require(verify(fetched.folder, converted.contract, target, converted.spec, run))
+        found = require(verify(folder, converted.contract, target, converted.spec, run))
         steps("verify", 1.0)
         return found
 
-    converted, found = convert_checked(fetched.folder, target, check, progress=steps)
+    converted, found = convert_checked(folder, target, check, progress=steps)
     return converted, Verdict(found.text, found.min_cosine)
 
 

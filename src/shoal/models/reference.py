@@ -14,8 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import ModelFileError
 from shoal.models.contract import Contract, Dense, Encoder, LayerNorm
-from shoal.models.graphs.weights import Weights, open_weights
+from shoal.models.contract.types import Late, Splade, Table, Truncate
+from shoal.models.graphs.mlm import HEADS, last_layer
+from shoal.models.graphs.weights import Weights, open_file, open_weights
+from shoal.types import TextSpec
 
 Floats: TypeAlias = npt.NDArray[Any]
 """float32; numpy's types do not follow it through arithmetic."""
@@ -28,33 +32,121 @@ _ERF = np.array([math.erf(x) for x in _GRID])
 
 
 class Embedding(NamedTuple):
-    """One row a text: after all modules, and before a final Normalize."""
+    """One row a text: after all modules, and before a final Normalize; and of each text the vectors of its tokens."""
 
     sentence: Floats
     pooled: Floats
+    tokens: list[Floats]
+
+
+def outputs(
+    folder: Path, contract: Contract, spec: TextSpec, texts: Sequence[Ids], skips: Sequence[int] | None = None
+) -> dict[str, list[Floats]]:
+    """What a graph of an embedder gives for texts given as token ids: its outputs by name, of each one array a text."""
+    tokens = _tokens(folder, contract, texts)
+    made: dict[str, list[Floats]] = {}
+    if contract.dimension:
+        found = _pooled(folder, contract, tokens, skips)
+        made = {spec.sentence_embedding: list(found.sentence), spec.pooled: list(found.pooled)}
+    if spec.tokens:
+        made[spec.tokens] = tokens
+    if contract.splade is not None and contract.encoder is not None and spec.sparse is not None:
+        made[spec.sparse.output] = _splade(folder, contract, contract.encoder, contract.splade, tokens)
+    elif contract.token_weights is not None and spec.sparse is not None:
+        layer = contract.token_weights.layer
+        made[spec.sparse.output] = [_apply(layer, folder, row)[:, 0] for row in tokens]
+    if contract.late is not None and spec.multi is not None:
+        made[spec.multi.output] = [_late(folder, contract.late, row) for row in tokens]
+    return made
 
 
 def embed(
     folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], skips: Sequence[int] | None = None
 ) -> Embedding:
     """The embeddings of texts given as token ids; `skips` says how many leading tokens pooling leaves out."""
-    tokens = _encode(open_weights(folder, contract.encoder_path), encoder, texts)
+    return _pooled(folder, contract, _encode(open_weights(folder, contract.encoder_path), encoder, texts), skips)
+
+
+def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floats]:
+    """The vectors of each text's tokens. Raises ModelFileError for a model that has neither encoder nor table."""
+    weights = open_weights(folder, contract.encoder_path)
+    if contract.encoder is not None:
+        return _encode(weights, contract.encoder, texts)
+    if contract.table is None:
+        raise ModelFileError("this architecture is not known", file=contract.file("config.json"), key="model_type")
+    return [np.stack([_looked_up(weights, contract.table, int(token)) for token in ids]) for ids in texts]
+
+
+def _looked_up(weights: Weights, table: Table, token: int) -> Floats:
+    """The vector of one token id."""
+    places = weights.integers(table.mapping) if table.mapping else None
+    row = weights.table_rows(table.tensor, np.array([token if places is None else places[token]]))[0]
+    weighed: Floats = row * weights.get(table.weights, (table.ids,))[token] if table.weights else row
+    return weighed
+
+
+def _late(folder: Path, late: Late, row: Floats) -> Floats:
+    for layer in late.layers:
+        row = _apply(layer, folder, row)
+    return _unit(row)
+
+
+def _splade(
+    folder: Path, contract: Contract, encoder: Encoder, splade: Splade, tokens: Sequence[Floats]
+) -> list[Floats]:
+    """Each text's weights over the vocabulary, from the logits of its own tokens."""
+    weights = open_weights(folder, contract.encoder_path)
+    tensors, head = _Tensors(weights, encoder), HEADS[encoder.family]
+    matrix, bias = last_layer(encoder, splade, weights)
+    shape = (encoder.vocab_size, encoder.hidden)
+    last = weights.get(matrix, shape), weights.get(bias, shape[:1])
+    dense, norm = tensors.head(head.dense, (encoder.hidden, encoder.hidden)), tensors.head(head.norm, shape[1:])
+    made = []
+    for row in tokens:
+        inner = _activate(head.activation or encoder.activation, _linear(row, *dense))
+        weighed = np.log1p(np.maximum(_linear(_norm(inner, *norm, encoder.norm_eps), *last), np.float32(0)))
+        if splade.activation == "log1p_relu":
+            weighed = np.log1p(weighed)
+        made.append(weighed.max(axis=0) if splade.strategy == "max" else weighed.sum(axis=0))
+    return made
+
+
+def _pooled(folder: Path, contract: Contract, tokens: list[Floats], skips: Sequence[int] | None) -> Embedding:
     pooled = np.stack(
         [
             np.concatenate([_pool(mode, row, skip) for mode in contract.pooling.modes])
-            for row, skip in zip(tokens, skips or [0] * len(texts), strict=True)
+            for row, skip in zip(tokens, skips or [0] * len(tokens), strict=True)
         ]
     )
     before = pooled
     for module in contract.modules:
         before = pooled
         pooled = _apply(module, folder, pooled)
-    return Embedding(pooled, before if contract.ends_normalized else pooled)
+    return Embedding(pooled, before if contract.ends_normalized else pooled, tokens)
 
 
-def _encode(weights: Weights, encoder: Encoder, texts: Sequence[Ids]) -> list[Floats]:
+def score(
+    folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], segments: Sequence[Ids] | None = None
+) -> Floats:
+    """The logits [texts, labels] of texts, or pairs of them, given as token ids; `segments` says of each token which
+    text of a pair it is of, where the model is told. Raises ModelFileError for a model without a classifier."""
+    head = contract.classifier
+    if head is None:
+        raise ModelFileError("is of a model without a classifier", file=contract.file("config.json"))
+    weights = open_weights(folder, contract.encoder_path)
+    first = np.stack([row[0] for row in _encode(weights, encoder, texts, segments if head.segments else None)])
+    square, wide = (encoder.hidden, encoder.hidden), (len(head.spec.labels), encoder.hidden)
+    inner = _linear(first, weights.get(f"{head.dense}.weight", square), weights.get(f"{head.dense}.bias", square[:1]))
+    out = weights.get(f"{head.out}.weight", wide), weights.get(f"{head.out}.bias", wide[:1])
+    return _linear(_activate(head.activation, inner), *out)
+
+
+def _encode(
+    weights: Weights, encoder: Encoder, texts: Sequence[Ids], segments: Sequence[Ids] | None = None
+) -> list[Floats]:
     tensors = _Tensors(weights, encoder)
-    rows = [tensors.embeddings(ids) for ids in texts]
+    types = segments or [np.zeros_like(ids) for ids in texts]
+    rows = [tensors.embeddings(ids, kinds) for ids, kinds in zip(texts, types, strict=True)]
     for layer in range(encoder.layers):
         block = tensors.block(layer)
         rows = [block.run(row, encoder, tensors.relative(len(row))) for row in rows]
@@ -98,13 +190,12 @@ class _Tensors:
         self._encoder = encoder
         self._prefix = "" if "embeddings.word_embeddings.weight" in weights else encoder.prefix
 
-    def embeddings(self, ids: Ids) -> Floats:
+    def embeddings(self, ids: Ids, types: Ids) -> Floats:
         encoder = self._encoder
         x = self._rows("embeddings.word_embeddings.weight", encoder.vocab_size, ids)
         x = x + self._rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
         if encoder.token_types:
-            zeros = np.zeros(1, np.int64)
-            x = x + self._rows("embeddings.token_type_embeddings.weight", encoder.token_types, zeros)
+            x = x + self._rows("embeddings.token_type_embeddings.weight", encoder.token_types, types)
         return _norm(x, *self._pair("embeddings.LayerNorm", (encoder.hidden,)), encoder.norm_eps)
 
     def block(self, layer: int) -> _Block:
@@ -143,8 +234,14 @@ class _Tensors:
         buckets = [[_bucket(key - query) for key in range(length)] for query in range(length)]
         return np.transpose(table[np.array(buckets)], (2, 0, 1))
 
+    def head(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Weight and bias of a layer that stands beside the encoder."""
+        return self._named(name, weight_shape)
+
     def _pair(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        name = self._prefix + name
+        return self._named(self._prefix + name, weight_shape)
+
+    def _named(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
         old = f"{name}.gamma" in self._weights
         weight, bias = ("gamma", "beta") if old else ("weight", "bias")
         return self._weights.get(f"{name}.{weight}", weight_shape), self._weights.get(
@@ -196,18 +293,28 @@ def _pool(mode: str, tokens: Floats, skip: int) -> Floats:
 
 def _apply(module: object, folder: Path, x: Floats) -> Floats:
     if isinstance(module, Dense):
-        weights = open_weights(folder, module.path)
-        bias = (
-            weights.get("linear.bias", (module.out_features,))
-            if module.bias
-            else np.zeros(module.out_features, np.float32)
-        )
-        weight = weights.get("linear.weight", (module.out_features, module.in_features))
-        return _activate(module.activation, _linear(x, weight, bias))
+        return _layer(module, folder, x)
+    if isinstance(module, Truncate):
+        return x[..., : module.dimension]
     if isinstance(module, LayerNorm):
         weights = open_weights(folder, module.path)
         shape = (module.dimension,)
         return _norm(x, weights.get("norm.weight", shape), weights.get("norm.bias", shape), 1e-5)
+    return _unit(x)
+
+
+def _layer(dense: Dense, folder: Path, x: Floats) -> Floats:
+    weights = open_file(folder, dense.file) if dense.file else open_weights(folder, dense.path)
+    shape = (dense.out_features, dense.in_features)
+    none = np.zeros(dense.out_features, np.float32)
+    bias = weights.get(f"{dense.stem}bias", shape[:1]) if dense.bias else none
+    y = _activate(dense.activation, _linear(x, weights.get(f"{dense.stem}weight", shape), bias))
+    if dense.residual:
+        y = y + (x if shape[0] == shape[1] else _linear(x, weights.get("residual.weight", shape), none))
+    return y
+
+
+def _unit(x: Floats) -> Floats:
     normalized: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-12))
     return normalized
 

@@ -1,4 +1,4 @@
-"""Texts on which an engine's lower precision is compared with float32 before `auto` takes it.
+"""Texts, and pairs of them, on which an engine's lower precision is compared with float32 before `auto` takes it.
 
 They are as unlike as what users send: from one word to the model's longest input, prose, questions, code, figures,
 lists, markup, capitals, many languages and scripts. A rare kind of text is where a precision shows its worst, so few
@@ -8,6 +8,8 @@ samples would flatter it. Whoever changes them changes the check: outcomes kept 
 # ruff: noqa: RUF001  # words of other languages are meant
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 TEXTS = (
     "A",
@@ -78,3 +80,11 @@ TEXTS = (
 
 LONGEST = " ".join(TEXTS[::-1])
 """Long enough to be cut by most models: the comparison at the model's full length."""
+
+PAIRS = (
+    *((text, text) for text in TEXTS[::3]),
+    *pairwise(TEXTS),
+    *zip(TEXTS, TEXTS[-1:20:-1], strict=False),
+)
+"""For models that read two texts together: the same, neighbours, and a short one with a long one. A cross-encoder gives
+its highest scores to the first kind and its lowest to the last, so that they span what users will see."""

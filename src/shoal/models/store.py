@@ -63,7 +63,7 @@ class Stored:
     @property
     def tokenizer(self) -> Path:
         """The model's tokenizer.json."""
-        return self.path / (self.manifest.generation or self.manifest.embedder).tokenizer
+        return self.path / (self.manifest.generation or self.manifest.text_spec).tokenizer
 
 
 class Store:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
-_WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer")
+_WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
 _BYTE_LEVEL = ("RobertaTokenizer",)
 _CLASS_OF = {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "mpnet": "MPNetTokenizer"}
 _CLASS_OF_TYPE = {"roberta": "RobertaTokenizer"}
@@ -83,7 +83,7 @@ def _bert_normalizer(config: JsonFile) -> dict[str, Any]:
 
 def _build(folder: Path, contract: Contract, kind: str, config: JsonFile) -> Tokenizer:
     vocabulary, merges = contract.file("vocab.txt"), contract.file("merges.txt")
-    if kind in ("BertTokenizer", "DistilBertTokenizer") and (folder / vocabulary).is_file():
+    if kind in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer") and (folder / vocabulary).is_file():
         return _wordpiece(folder, vocabulary, config)
     if kind == "RobertaTokenizer" and (folder / merges).is_file():
         return _byte_level(folder, contract.file("vocab.json"), merges, config)
@@ -173,8 +173,8 @@ def _check(target: Path, source: str, contract: Contract) -> None:
         tokenizer = Tokenizer.from_file(str(target))
     except Exception as error:  # the library raises bare Exception for any file that it cannot read
         raise ModelFileError(f"is not readable ({error}); fetch the model again", file=source) from None
-    size = contract.encoder.vocab_size if contract.encoder else None
-    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    size = contract.encoder.vocab_size if contract.encoder else contract.table.ids if contract.table else None
+    largest = max(tokenizer.get_vocab(with_added_tokens=contract.table is not None).values(), default=0)
     if size is not None and largest >= size:
         raise ModelFileError(f"has token id {largest}, but the model's table ends at {size - 1}", file=source)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.core.protocols import BatchReport, GenerationReport, Observer
+from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
 from shoal.observability import upstream
 from shoal.observability.instruments import Count, Family, Histogram, gauge
 from shoal.types import ModelStats, Result, TaskKind, TrafficClass
@@ -174,8 +174,9 @@ class PrometheusObserver(Observer, Collector):
     """Counts what happens; its methods take a microsecond or less together a stage and never raise.
 
     `attach` gives it what is read at scrape time: `models` answers (name, state) of every served model, from memory and
-    without raising; `queues` answers (model, items, tokens) that wait now. `backends` holds what backends last said of
-    themselves.
+    without raising; `queues` answers (model, items, tokens) that wait now; `caches` the counts of each model that has a
+    cache. `backends` holds what backends last said of themselves. `more` answers text of the same format from
+    elsewhere, to be shown as well.
     """
 
     def __init__(self) -> None:
@@ -187,7 +188,9 @@ class PrometheusObserver(Observer, Collector):
         self._names: set[str] = set()
         self._models: Callable[[], Iterable[tuple[str, str]]] = tuple
         self._queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+        self._caches: Callable[[], Mapping[str, CacheCounts]] = dict
         self.backends: Sequence[tuple[str, int, ModelStats]] = ()
+        self.more: Callable[[], bytes] = bytes
         self._lag = self._families.lag.child()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -198,9 +201,11 @@ class PrometheusObserver(Observer, Collector):
         self,
         models: Callable[[], Iterable[tuple[str, str]]],
         queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple,
+        caches: Callable[[], Mapping[str, CacheCounts]] = dict,
     ) -> None:
         self._models = models
         self._queues = queues
+        self._caches = caches
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
         series = self._requests.get((model, task)) or self._add_requests(model, task)
@@ -285,12 +290,13 @@ class PrometheusObserver(Observer, Collector):
         yield gauge(
             "shoal_queue_tokens", "Tokens that wait for a slot.", ("model",), (((m,), float(n)) for m, _, n in queues)
         )
+        yield from _cached(self._caches())
         if self.backends:
             yield from upstream.families(self.backends)
 
     def render(self) -> bytes:
         """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + self.more()
 
     def _cancelled(self) -> Metric:
         family = CounterMetricFamily("shoal_cancelled_total", "Requests whose client left.", labels=("model", "task"))
@@ -327,6 +333,29 @@ class PrometheusObserver(Observer, Collector):
         if key not in self._batches:
             self._batches[key] = _Batches(self._families, *key)
         return self._batches[key]
+
+
+def _cached(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
+    """Of the models that have a cache; a model that was unloaded begins anew."""
+    for name, text, field in (
+        ("shoal_cache_hits_total", "Items answered from the cache.", "hits"),
+        ("shoal_cache_misses_total", "Items that the cache did not have.", "misses"),
+        ("shoal_cache_evicted_total", "Rows that made room for others in memory.", "evicted"),
+    ):
+        family = CounterMetricFamily(name, text, labels=("model",))
+        for model, counts in caches.items():
+            family.add_metric((model,), getattr(counts, field))
+        yield family
+    yield gauge(
+        "shoal_cache_bytes",
+        "Bytes that a cache holds, by place: memory, disk.",
+        ("model", "place"),
+        (
+            ((model, place), float(size))
+            for model, counts in caches.items()
+            for place, size in (("memory", counts.memory_bytes), ("disk", counts.disk_bytes))
+        ),
+    )
 
 
 class LoopLag:

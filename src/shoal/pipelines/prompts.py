@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from shoal.errors import InvalidValue
+from shoal.types import Embed
 
 ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names under which models keep the prompt of a role, in the order of preference."""
@@ -31,8 +32,26 @@ def resolve(spec: Prompted, prompt_name: str | None, input_type: str | None) -> 
     if prompt_name is not None:
         return named(spec, prompt_name)
     if input_type is not None:
-        return next((spec.prompts[name] for name in ROLES[input_type] if name in spec.prompts), "")
+        name = of_role(spec, input_type)
+        return "" if name is None else spec.prompts[name]
     return spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
+
+
+def of_role(spec: Prompted, input_type: str) -> str | None:
+    """The name of the prompt that a model has for a role, None where it has none."""
+    return next((name for name in ROLES[input_type] if name in spec.prompts), None)
+
+
+def added_by(task: Embed, prompt: str) -> str | None:
+    """The field that asked for a prompt to be put before each text; None where nobody did."""
+    if task.prompt_name is not None:
+        return "prompt_name"
+    return "input_type" if task.input_type is not None and prompt else None
+
+
+def not_for_ids(field: str) -> InvalidValue:
+    """The refusal of token ids where `field` asks for a prompt."""
+    return InvalidValue(f"{field} puts a prompt before a text; token ids are used as they are given", param=field)
 
 
 def check_role(input_type: str | None) -> None:

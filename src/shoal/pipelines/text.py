@@ -8,14 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors, round_up
-from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, TooLong
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors
+from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines import pooling, prompts
-from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, most_chars
+from shoal.pipelines.jobs import Entry, Text, in_order
+from shoal.pipelines.late_interaction import Sides
+from shoal.pipelines.outputs import PLAIN, Heads, check_kinds
+from shoal.pipelines.outputs import Asked as AskedRow
+from shoal.pipelines.padding import IDS, check_inputs, padded
+from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, byte_size, most_chars, too_long
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
-from shoal.types import Array, Direction, Embed, TextItem, TextSpec
+from shoal.types import Array, Batched, Direction, Embed, Item, TextSpec, VectorKind
 
-INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask"})
+_WHOLE: Shape = (None, False)
 
 
 class _Asked(NamedTuple):
@@ -28,28 +33,29 @@ class _Asked(NamedTuple):
     truncate: bool
     direction: Direction
     shape: Shape
-
-
-class _Extra(NamedTuple):
-    shape: Shape
-    skip: int
+    kinds: tuple[VectorKind, ...]
+    query: bool
+    outputs: tuple[str, ...]
+    group: tuple[str, ...]
 
 
 class TextPipeline:
     """Pipeline for one text model, with the vectors that sentence-transformers 6 gives for the same files: texts are
     taken as they are, blanks included, with the prompt before them.
 
-    Every item needs the output `spec.pooled` alone and may share an engine call with every other: cutting to
-    `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's precision. Where
-    that output is "token_embeddings", [rows, length, width], they are pooled here as well.
+    Items that want dense vectors alone need the output `spec.pooled` alone and share an engine call with every other
+    such item: cutting to `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's
+    precision. Where that output is "token_embeddings", [rows, length, width], they are pooled here as well. What else
+    an item needs, and with whom it shares a call, is said by `outputs.Heads`.
+    A static model (`spec.frame_tokens` False) gives zeros for a text of which it knows no token, as model2vec and
+    StaticEmbedding do; any other text without a token is EmptyInput.
     `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
     `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
     spec cannot be used.
     """
 
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
-        if unknown := set(spec.inputs) - INPUTS:
-            raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
+        check_inputs(spec)
         masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
         self._modes = _pooled_here(spec)
         if masked and "pooling_mask" not in spec.inputs and self._modes is None:
@@ -60,106 +66,87 @@ class TextPipeline:
             )
         self.spec = spec
         self.truncate = truncate
-        self.tokenizer = TextTokenizer(folder, spec.tokenizer, lower_case=spec.lower_case)
+        self.tokenizer = TextTokenizer(
+            folder, spec.tokenizer, lower_case=spec.lower_case, frame=spec.frame_tokens, dropped=spec.dropped
+        )
+        self._kinds = spec.kinds
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
+        self._heads = Heads(spec)
+        self._sides = Sides(spec.multi, spec.max_tokens)
         self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
         self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
         self._normalize = normalize
-        self._outputs = (spec.pooled,)
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
-    def check(self, task: Embed) -> None:
-        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize)."""
+    def check(self, task: Batched) -> None:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
+        assert isinstance(task, Embed)
+        check_kinds(task.outputs, self._kinds)
         self._prompt(task)
-        check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
+        if "dense" in task.outputs:
+            check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
 
-    def estimate(self, item: TextItem) -> int:
+    def estimate(self, item: Item) -> int:
         """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
         full, so that nobody thinks its tokenising a small job."""
+        assert not isinstance(item, tuple)
         if not isinstance(item, str):
             return max(1, len(item))
         frame = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
         if len(item) > self._read_whole:
             return frame + len(item) // 3
-        size = len(item) if item.isascii() else len(item.encode(errors="surrogatepass"))
-        return max(1, min(self.spec.max_tokens, frame + size // 3))
+        return max(1, min(self.spec.max_tokens, frame + byte_size(item) // 3))
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
-        answers: list[Prepared | ShoalError | None] = []
-        texts: list[str] = []
-        directions: list[Direction] = []
-        waiting: list[tuple[int, _Asked]] = []
-        last: Embed | None = None
-        asked: _Asked | ShoalError
-        for task, item in items:
-            if task is not last:
-                asked, last = self._asked(task), task
-            if isinstance(asked, ShoalError):
-                answers.append(asked)
-            elif isinstance(item, str):
-                waiting.append((len(answers), asked))
-                answers.append(None)
-                texts.append(asked.prompt + item if asked.prompt else item)
-                directions.append(asked.direction)
-            else:
-                answers.append(self._from_ids(asked, item))
-        if texts:
-            fits = self._fit(texts, directions)
-            for (i, asked), text, fitted in zip(waiting, texts, fits, strict=True):
-                answers[i] = self._from_text(asked, text, fitted)
-        return [answer for answer in answers if answer is not None]
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        return in_order(items, asked=self._asked, texts=self._from_texts, ids=self._from_ids)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
-        """int64 [rows, length], right-padded; rows past the batch hold one attended token, so that none divides by
-        zero. A bucket is never a reason to go past the positions that the model has."""
-        count = len(batch)
-        rows = round_up(count, facts.size_buckets)
-        lengths = np.ones((rows, 1), dtype=np.int64)
-        lengths[:count, 0] = [item.cost for item in batch]
-        longest = int(lengths.max())
-        width = max(longest, min(round_up(longest, facts.length_buckets), self.spec.max_tokens))
-        ids = np.full((rows, width), self.spec.pad_id, dtype=np.int64)
-        for row, item in zip(ids, batch, strict=False):
-            row[: item.cost] = item.tensors["input_ids"]
-        positions = np.arange(width, dtype=np.int64)
-        attended = positions < lengths
-        tensors: dict[str, Array] = {"input_ids": ids}
-        for name in self.spec.inputs:
-            if name == "attention_mask":
-                tensors[name] = attended.astype(np.int64)
-            elif name == "token_type_ids":
-                tensors[name] = np.zeros_like(ids)
-            elif name == "position_ids":
-                tensors[name] = np.tile(positions, (rows, 1))
-            elif name == "pooling_mask":
-                skips = np.zeros((rows, 1), dtype=np.int64)
-                skips[:count, 0] = [item.extra.skip for item in batch]
-                tensors[name] = (attended & (positions >= skips)).astype(np.int64)
-        return tensors
+        attended = None
+        if self._sides.fills_unattended or not self.spec.frame_tokens:
+            attended = [max(item.extra.tokens, 1) for item in batch]
+        skips = [item.extra.skip for item in batch] if "pooling_mask" in self.spec.inputs else ()
+        return padded(batch, facts, self.spec, attended, skips)
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
+        kinds = [item.extra.kinds for item in batch]
+        if kinds.count(PLAIN) == len(kinds):
+            return self._dense(outputs, batch)
+        dense = self._dense(outputs, batch) if any("dense" in each for each in kinds) else []
+        return self._heads.rows(outputs, batch, dense)
+
+    def _dense(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
         rows = outputs[self.spec.pooled][: len(batch)]
         if self._modes is not None:
-            rows = pooling.pool(rows, [item.cost for item in batch], [item.extra.skip for item in batch], self._modes)
-        return shape_rows(rows, [item.extra.shape for item in batch])
+            lengths = [max(item.extra.tokens, 1) for item in batch]
+            rows = pooling.pool(rows, lengths, [item.extra.skip for item in batch], self._modes)
+        vectors = shape_rows(rows, [item.extra.shape for item in batch])
+        if not self.spec.frame_tokens:
+            for place, item in enumerate(batch):
+                vector = vectors[place]
+                if not item.extra.tokens and not isinstance(vector, ShoalError):
+                    vectors[place] = np.zeros_like(vector)
+        return vectors
 
-    def _asked(self, task: Embed) -> _Asked | ShoalError:
+    def _asked(self, task: Batched) -> _Asked | ShoalError:
+        assert isinstance(task, Embed)
         try:
             prompt = self._prompt(task)
+            check_kinds(task.outputs, self._kinds)
         except ShoalError as error:
             return error
-        added = None
-        if task.prompt_name is not None:
-            added = "prompt_name"
-        elif task.input_type is not None and prompt:
-            added = "input_type"
+        kinds = task.outputs
+        dense = "dense" in kinds
         return _Asked(
             prompt=prompt,
-            added=added,
+            added=prompts.added_by(task, prompt),
             skip=self._skips.get(prompt, 0),
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
-            shape=shape_of(task, self.spec.dimension, self._normalize),
+            shape=shape_of(task, self.spec.dimension, self._normalize) if dense else _WHOLE,
+            kinds=kinds,
+            query=task.input_type == "query" and (self._sides.differ or "multi" in kinds),
+            outputs=self._heads.outputs(kinds),
+            group=self._heads.group(kinds),
         )
 
     def _prompt(self, task: Embed) -> str:
@@ -170,29 +157,44 @@ class TextPipeline:
         ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
         return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
 
-    def _fit(self, texts: list[str], directions: list[Direction]) -> list[Fitted | ShoalError]:
-        try:
-            return list(self.tokenizer.fit(texts, directions, self.spec.max_tokens))
-        except (
-            Exception
-        ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
-            if len(texts) == 1:
-                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
-            return [self._fit([t], [d])[0] for t, d in zip(texts, directions, strict=True)]
+    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+        texts: list[str] = []
+        for asked, item in waiting:
+            assert isinstance(item, str)
+            texts.append(asked.prompt + item if asked.prompt else item)
+        if not self._sides.differ:
+            return self._read(waiting, texts, query=False)
+        entries: list[Entry | None] = [None] * len(waiting)
+        for query in (False, True):
+            places = [place for place, (asked, _) in enumerate(waiting) if asked.query == query]
+            read = self._read([waiting[place] for place in places], [texts[place] for place in places], query=query)
+            for place, entry in zip(places, read, strict=True):
+                entries[place] = entry
+        return [entry for entry in entries if entry is not None]
 
-    def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Prepared | ShoalError:
+    def _read(self, waiting: list[tuple[_Asked, Text]], texts: list[str], *, query: bool) -> list[Entry]:
+        """Of texts of one side."""
+        room = self._sides.limit(query) - self._sides.marks(query)
+        fits = self.tokenizer.fit_each(texts, [asked.direction for asked, _ in waiting], room)
+        return [
+            self._from_text(asked, text, fitted) for (asked, _), text, fitted in zip(waiting, texts, fits, strict=True)
+        ]
+
+    def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Entry:
         if isinstance(fitted, ShoalError):
             return fitted
         ids, skip = fitted.ids, asked.skip
-        if not ids:
-            return EmptyInput("the model's tokenizer makes no token of this text", param="input")
         truncated = fitted.total > len(ids)
         if truncated:
             if not asked.truncate:
-                return too_long(fitted.total, fitted.exact, self.spec.max_tokens)
+                marks = self._sides.marks(asked.query)
+                return too_long(fitted.total + marks, fitted.exact, self._sides.limit(asked.query))
             if skip and asked.direction == "left":
                 skip = max(len(self.tokenizer.prefix), skip - self._lost(text, fitted, skip))
-        return self._prepared(ids, asked.shape, skip, truncated)
+        if not self._sides.differ:
+            return self._prepared(asked, ids, skip, truncated, len(ids))
+        ids = self._sides.marked(ids, asked.query, after=len(self.tokenizer.prefix))
+        return self._prepared(asked, self._sides.filled(ids, asked.query), skip, truncated, len(ids))
 
     def _lost(self, text: str, fitted: Fitted, skip: int) -> int:
         """Tokens that were cut at the left, of which only the first `skip` matter."""
@@ -202,11 +204,9 @@ class TextPipeline:
         whole = len(text) <= most_chars(self.spec.max_tokens)
         return len(self.tokenizer.encode([text])[0]) - len(fitted.ids) if whole else skip
 
-    def _from_ids(self, asked: _Asked, ids: list[int]) -> Prepared | ShoalError:
+    def _from_ids(self, asked: _Asked, ids: list[int]) -> Entry:
         if asked.added is not None:
-            return InvalidValue(
-                f"{asked.added} puts a prompt before a text; token ids are used as they are given", param=asked.added
-            )
+            return prompts.not_for_ids(asked.added)
         if not ids:
             return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
@@ -216,36 +216,31 @@ class TextPipeline:
                 "OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text",
                 param="input",
             )
-        limit = self.spec.max_tokens
+        limit = self._sides.limit(asked.query)
         truncated = len(ids) > limit
         if truncated:
             if not asked.truncate:
                 return too_long(len(ids), True, limit)
             ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
-        return self._prepared(ids, asked.shape, 0, truncated)
+        return self._prepared(asked, ids, 0, truncated, len(ids))
 
-    def _prepared(self, ids: list[int], shape: Shape, skip: int, truncated: bool) -> Prepared:
+    def _prepared(self, asked: _Asked, ids: list[int], skip: int, truncated: bool, tokens: int) -> Entry:
+        if not ids:
+            if self.spec.frame_tokens:
+                return EmptyInput("the model's tokenizer makes no token of this text", param="input")
+            ids = [self.spec.pad_id]  # the engine needs a token; `finish` leaves it out of account
         tensor = np.array(ids, dtype=np.int64)
-        count = len(ids)
+        row = AskedRow(asked.shape, skip, tokens, asked.kinds, asked.query)
         return Prepared(
-            tensors={"input_ids": tensor},
-            cost=count,
-            group=(),
-            outputs=self._outputs,
-            tokens=count,
+            tensors={IDS: tensor},
+            cost=len(ids),
+            group=asked.group,
+            outputs=asked.outputs,
+            tokens=tokens,
             truncated=truncated,
-            key=(tensor.tobytes(), skip, shape),
-            extra=_Extra(shape, skip),
+            key=(tensor.tobytes(), row),
+            extra=row,
         )
-
-
-def too_long(total: int, exact: bool, limit: int) -> TooLong:
-    """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
-    amount = f"{total}" if exact else f"at least {total}"
-    return TooLong(
-        f"the input has {amount} tokens, the model takes at most {limit}; shorten it or send truncate=true",
-        param="input",
-    )
 
 
 def _pooled_here(spec: TextSpec) -> str | None:

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Normalizer
 from tokenizers.normalizers import Sequence as Normalizers
 
-from shoal.errors import ModelFileError
+from shoal.errors import InvalidValue, ModelFileError, ShoalError, TooLong
+from shoal.pipelines import probing
 from shoal.types import Direction
 
 CHARS_PER_TOKEN = 8
@@ -54,14 +55,32 @@ class Fitted:
     exact: bool
 
 
+def byte_size(text: str) -> int:
+    """The bytes of a text in UTF-8, half surrogate pairs included."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def too_long(total: int, exact: bool, limit: int) -> TooLong:
+    """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
+    amount = f"{total}" if exact else f"at least {total}"
+    return TooLong(
+        f"the input has {amount} tokens, the model takes at most {limit}; shorten it or send truncate=true",
+        param="input",
+    )
+
+
 class TextTokenizer:
     """Safe to use from several threads at once; nothing changes after construction.
 
     `prefix` and `suffix` are the special tokens around every text. Padding and truncation of the file itself are off.
-    Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept when cutting.
+    `frame` False: there are none, whatever the file says. `dropped`: ids that are taken out of every text, before it is
+    counted or cut. Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept
+    when cutting.
     """
 
-    def __init__(self, folder: Path, file: str, *, lower_case: bool = False) -> None:
+    def __init__(
+        self, folder: Path, file: str, *, lower_case: bool = False, frame: bool = True, dropped: Sequence[int] = ()
+    ) -> None:
         self.raw = read_tokenizer(folder, file)
         self.raw.no_padding()
         self.raw.no_truncation()
@@ -69,19 +88,27 @@ class TextTokenizer:
             _lower_case(self.raw)
         self.vocab_size: int = self.raw.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
-        self.prefix, self.suffix = _frame(self.raw, file)
-        self.cuts_right, self.cuts_left = _words_stand_alone(self.raw)
+        self.prefix, self.suffix = probing.frame(self.raw, file) if frame else ([], [])
+        self.cuts_right, self.cuts_left = probing.words_stand_alone(self.raw)
+        self._frames = frame
+        self._dropped = frozenset(dropped)
         self._added_ends = {
             token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip
         }
-        self._ideographs = len(_parts(self.raw, "東京")) == 2
+        self._ideographs = len(probing.parts(self.raw, "東京")) == 2
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        return [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special)]
+        found = [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special and self._frames)]
+        return [self._kept(ids) for ids in found] if self._dropped else found
 
-    def fit(self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int) -> list[Fitted]:
-        """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay."""
-        size, most = max_tokens * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
+    def fit(
+        self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
+    ) -> list[Fitted]:
+        """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay.
+
+        `special` False: the text's own tokens alone.
+        """
+        size, most = max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
         pieces = [
             text if len(text) <= size else self.piece(text, direction, size, most)
             for text, direction in zip(texts, directions, strict=True)
@@ -89,13 +116,35 @@ class TextTokenizer:
         fitted: list[Fitted] = []
         while len(fitted) < len(pieces):
             start = len(fitted)
-            for i, encoding in enumerate(self.raw.encode_batch_fast(_at_once(pieces, start)), start):
-                ids = encoding.ids
+            for i, ids in enumerate(self.encode(_at_once(pieces, start), special=special), start):
                 if len(ids) <= max_tokens and pieces[i] is texts[i]:
                     fitted.append(Fitted(ids, len(ids), True))
                 else:
-                    fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens))
+                    fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens, special=special))
         return fitted
+
+    def fit_each(
+        self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
+    ) -> list[Fitted | ShoalError]:
+        """As `fit`; a text that the tokenizer cannot read has InvalidValue in its place."""
+        if not texts:
+            return []
+        try:
+            return list(self.fit(texts, directions, max_tokens, special=special))
+        except (
+            Exception
+        ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
+            if len(texts) == 1:
+                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
+            return [
+                self.fit_each([text], [direction], max_tokens, special=special)[0]
+                for text, direction in zip(texts, directions, strict=True)
+            ]
+
+    def count(self, text: str, most: int) -> tuple[int, bool]:
+        """The tokens of the first `most` characters of a text, without special ones, and whether that is all of it."""
+        pieces = list(self.chunks(text[:most], READ_CHARS))
+        return sum(len(self.encode([piece], special=False)[0]) for piece in pieces), len(text) <= most
 
     def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
         """At least `size` characters of the kept end, up to a space between words; where there is no such place within
@@ -163,20 +212,25 @@ class TextTokenizer:
         the end of an added token, which may take the space for itself."""
         return (char.isalnum() or "!" <= char <= "~") and char not in self._added_ends
 
-    def _cut(self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int) -> Fitted:
+    def _kept(self, ids: list[int]) -> list[int]:
+        return [i for i in ids if i not in self._dropped]
+
+    def _cut(
+        self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int, *, special: bool
+    ) -> Fitted:
         most = most_chars(max_tokens)
         while piece is not text and len(piece) < most and len(ids) < max_tokens + MARGIN:
             size = len(piece) * GROWTH
             piece = self.piece(text, direction, size, min(most, max(READ_CHARS, size)))
-            ids = self.raw.encode_batch_fast([piece])[0].ids
+            ids = self.encode([piece], special=special)[0]
         exact = piece is text
         total = len(ids) if exact else max(len(ids), max_tokens + 1)
         if len(ids) <= max_tokens:
             return Fitted(ids, total, exact)
-        frame = len(self.prefix) + len(self.suffix)
-        room = max(max_tokens - frame, 0)
-        start = len(self.prefix) if direction == "right" else len(ids) - len(self.suffix) - room
-        return Fitted([*self.prefix, *ids[start : start + room], *self.suffix], total, exact)
+        prefix, suffix = (self.prefix, self.suffix) if special else ([], [])
+        room = max(max_tokens - len(prefix) - len(suffix), 0)
+        start = len(prefix) if direction == "right" else len(ids) - len(suffix) - room
+        return Fitted([*prefix, *ids[start : start + room], *suffix], total, exact)
 
 
 def _at_once(pieces: list[str], start: int) -> list[str]:
@@ -207,73 +261,6 @@ def _lower_case(raw: Tokenizer) -> None:
         parts = [own[i] for i in range(len(own))]
     if not any(isinstance(part, Lowercase) for part in parts):
         raw.normalizer = Normalizers([Lowercase(), *parts])
-
-
-def _frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text, found by tokenising one with and without them."""
-    for probe in ("a", "1", "the"):
-        try:
-            framed: Encoding = raw.encode_batch_fast([probe])[0]
-            bare = raw.encode_batch_fast([probe], add_special_tokens=False)[0].ids
-        except Exception:  # plain Exception again: without an unknown token the library fails on unknown words
-            continue
-        for start in range(len(framed.ids) - len(bare) + 1) if bare else ():
-            if framed.ids[start : start + len(bare)] == bare:
-                if any(framed.type_ids):
-                    raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
-                return framed.ids[:start], framed.ids[start + len(bare) :]
-    raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
-
-
-_LEFT = (
-    "word",
-    "wow!",
-    "f(x).",
-    "! '",
-    "don't stop",
-    "x=1, y2",
-    "Größe",
-    "слово",
-    "ไทย日本",
-    "e\u0301tude",
-    "a\tb\nc",
-    "end.\n\nNext",
-    "a_b  c3",
-)
-_RIGHT = (" word", "  two", " \tTab", " 's", " ...", " 2024-01", " 日本", " \u0301x", " \n\n")
-
-
-def _words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
-    """Whether the tokens of `left + right`, cut at a space, start with those of `left`, and end with those of `right`.
-
-    The pre-tokenizer must part words at spaces (then no model sees past one), and the probes must agree with it.
-    """
-    if any(" " in token.content for token in raw.get_added_tokens_decoder().values()) or not _parts_words(raw):
-        return False, False
-    pairs = [(left, right) for left in _LEFT for right in _RIGHT]
-    probes = [*_LEFT, *_RIGHT, *(left + right for left, right in pairs)]
-    try:
-        encodings = raw.encode_batch_fast(probes, add_special_tokens=False)
-    except Exception:  # as in _frame: a tokenizer that cannot read the probes is not known well enough to cut its texts
-        return False, False
-    tokens = {probe: encoding.ids for probe, encoding in zip(probes, encodings, strict=True)}
-    starts = all(tokens[a + b][: len(tokens[a])] == tokens[a] for a, b in pairs)
-    ends = all(tokens[a + b][len(tokens[a + b]) - len(tokens[b]) :] == tokens[b] for a, b in pairs)
-    return starts, ends
-
-
-def _parts_words(raw: Tokenizer) -> bool:
-    parts = _parts(raw, "bb cc")
-    return any("b" in part for part in parts) and not any("b" in part and "c" in part for part in parts)
-
-
-def _parts(raw: Tokenizer, text: str) -> list[str]:
-    """What the pre-tokenizer makes of a text; the model sees each part on its own."""
-    if raw.normalizer is not None:
-        text = raw.normalizer.normalize_str(text)
-    if raw.pre_tokenizer is None:
-        return [text]
-    return [part for part, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _is_ideograph(char: str) -> bool:

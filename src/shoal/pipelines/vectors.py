@@ -57,8 +57,13 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
             for i, vector in zip(members, _shaped(rows[members], shape, squares[members]), strict=True):
                 vectors[i] = vector
     for i in bad:
-        vectors[i] = NotFinite("the model answered NaN or infinity for this input; try another text or precision f32")
+        vectors[i] = not_finite()
     return vectors
+
+
+def not_finite() -> NotFinite:
+    """What an item gets whose answer is no number."""
+    return NotFinite("the model answered NaN or infinity for this input; try another text or precision f32")
 
 
 def _shaped(rows: Array, shape: Shape, squares: Array) -> Vectors:

@@ -11,18 +11,25 @@ import difflib
 from collections.abc import Mapping
 
 from shoal.errors import ConfigError
+from shoal.presets.auto_batching_proxy import AUTO_BATCHING_PROXY
 from shoal.presets.base import Environ, Found, Given, Preset
 from shoal.presets.inference_server import INFERENCE_SERVER
 from shoal.presets.ollama import OLLAMA
+from shoal.presets.tei import TEI
 from shoal.presets.triton_grpc_proxy import TRITON_GRPC_PROXY
 from shoal.presets.triton_openai import TRITON_OPENAI
 
-PRESETS: Mapping[str, Preset] = {one.name: one for one in (TRITON_GRPC_PROXY, INFERENCE_SERVER, TRITON_OPENAI, OLLAMA)}
+PRESETS: Mapping[str, Preset] = {
+    one.name: one for one in (TRITON_GRPC_PROXY, INFERENCE_SERVER, TRITON_OPENAI, OLLAMA, TEI, AUTO_BATCHING_PROXY)
+}
+
+SWITCHES = frozenset(flag for one in PRESETS.values() for flag in one.switches)
+"""Flags of other servers that may stand without a value."""
 
 FLAGS: Mapping[str, Preset] = {flag: one for one in PRESETS.values() for flag in one.flags}
 """Every flag of another server, with the preset that knows it."""
 
-__all__ = ["FLAGS", "PRESETS", "Environ", "Found", "Given", "Preset", "preset", "read"]
+__all__ = ["FLAGS", "PRESETS", "SWITCHES", "Environ", "Found", "Given", "Preset", "preset", "read"]
 
 
 def preset(name: str, where: str) -> Preset:
@@ -47,4 +54,10 @@ def read(chosen: Preset | None, environ: Environ, flags: Environ) -> Found:
             )
     if chosen is None:
         return Found()
-    return chosen.read({name: text.strip() for name, text in {**environ, **flags}.items() if text.strip()})
+    return chosen.read(
+        {
+            name: text if name in chosen.verbatim else text.strip()
+            for name, text in {**environ, **flags}.items()
+            if text.strip()
+        }
+    )

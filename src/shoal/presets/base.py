@@ -41,7 +41,9 @@ class Found:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """`defaults` stand below the file, what `read` finds above it. `variables`, and `flags` with their dashes, which
-    take one value each: name to what it sets, for the docs.
+    take one value each: name to what it sets, for the docs. `switches`: flags that may stand without a value, which is
+    "true" then. `verbatim`: names whose values keep the spaces around them. `spellings`: values that a flag of Shoal's
+    has in the original as well, by setting: the original's word to Shoal's.
 
     `read` raises ConfigError, with the variable or flag at fault as its `param`.
     """
@@ -51,6 +53,9 @@ class Preset:
     defaults: Mapping[str, Any]
     variables: Mapping[str, str]
     flags: Mapping[str, str] = field(default_factory=dict)
+    switches: frozenset[str] = frozenset()
+    verbatim: frozenset[str] = frozenset()
+    spellings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     read: Callable[[Environ], Found]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from shoal.surfaces._request import Headers, Request
-from shoal.types import Embedded
+from shoal.types import Embedded, Result
 
 DOCUMENTED = {
     "x-shoal-batch-size": "Items in the largest batch that this request was part of, all users' together.",
@@ -14,12 +14,13 @@ DOCUMENTED = {
     "x-shoal-flush": "Why that batch left: full, idle or age.",
     "x-shoal-queue-ms": "Longest wait of an item for its batch, in milliseconds.",
     "x-shoal-truncated": "Inputs that were cut to the model's length.",
+    "x-shoal-cached": "Inputs that were answered before, and came from the cache.",
     "x-shoal-space": "Hash of the vector space: only vectors of equal spaces may be compared.",
     "server-timing": "Milliseconds of queue, prepare, infer and total.",
 }
 
 
-def batch_headers(request: Request, result: Embedded) -> Headers:
+def batch_headers(request: Request, result: Result) -> Headers:
     facts = result.facts
     total = (time.monotonic() - request.started) * 1000
     return [
@@ -29,7 +30,8 @@ def batch_headers(request: Request, result: Embedded) -> Headers:
         (b"x-shoal-flush", facts.flush.encode()),
         (b"x-shoal-queue-ms", b"%.2f" % facts.queue_ms),
         (b"x-shoal-truncated", b"%d" % result.truncated),
-        (b"x-shoal-space", result.space.encode()),
+        (b"x-shoal-cached", b"%d" % facts.cached),
+        *([(b"x-shoal-space", result.space.encode())] if isinstance(result, Embedded) else []),
         (
             b"server-timing",
             b"queue;dur=%.2f, prepare;dur=%.2f, infer;dur=%.2f, total;dur=%.2f"

@@ -22,7 +22,7 @@ from shoal.surfaces._auth import Gate
 from shoal.surfaces._body import Receive, check_head, leaves_unread, linger, read_body
 from shoal.surfaces._cors import Cors
 from shoal.surfaces._feed import Feed
-from shoal.surfaces._request import Headers, Options, Reply, Request
+from shoal.surfaces._request import Headers, Options, RenderError, Reply, Request
 from shoal.surfaces._routes import Miss, Route, Routes
 from shoal.surfaces._watch import Watch
 
@@ -90,13 +90,13 @@ class Front:
                 return _cut_short(request, error)
             if isinstance(error, ShoalError) and not request.handed_over:
                 self._gateway.refused(error)
-            reply = _told(request, found.surface, error)
+            reply = _told(request, request.render_error or found.surface.render_error, error)
         await self._send(request, reply, receive, send)
         return reply.status
 
     def _missed(self, miss: Miss) -> Reply:
         self._gateway.refused(miss.error)
-        return _rendered(miss.surface, miss.error)
+        return _rendered(miss.surface.render_error, miss.error)
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
         operation = route.operation
@@ -174,18 +174,18 @@ class Front:
         return min(seconds, most) if seconds > 0 else most
 
 
-def _rendered(surface: Surface, error: ShoalError) -> Reply:
-    status, headers, body = surface.render_error(error)
+def _rendered(render: RenderError, error: ShoalError) -> Reply:
+    status, headers, body = render(error)
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     return Reply(status, raw, body)
 
 
-def _told(request: Request, surface: Surface, error: Exception) -> Reply:
-    """An error as its surface tells it. Of a bug the log gets all, the client the id under which the log has it."""
+def _told(request: Request, render: RenderError, error: Exception) -> Reply:
+    """An error in the client's dialect. Of a bug the log gets all, the client the id under which the log has it."""
     if isinstance(error, ShoalError) and not isinstance(error, InternalError):
-        return _rendered(surface, error)
+        return _rendered(render, error)
     _log_bug(request, error)
-    return _rendered(surface, InternalError(f"The server failed on this request; its log says why ({request.id})."))
+    return _rendered(render, InternalError(f"The server failed on this request; its log says why ({request.id})."))
 
 
 def _cut_short(request: Request, error: Exception) -> int:

@@ -134,6 +134,8 @@ def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.source = facts.source
     entry.revision = facts.revision or None
     entry.dimension = facts.dimension
+    entry.vectors = list(facts.vectors) if "embed" in facts.tasks else []
+    entry.labels = list(facts.labels)
     entry.max_input_tokens = facts.max_input_tokens
     entry.max_model_len = facts.context_tokens
     entry.precision = facts.precision or None
@@ -166,6 +168,8 @@ def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
 def _architecture(tasks: Iterable[str]) -> wire.Architecture:
     """By its tasks; what was never loaded is taken for what this server serves."""
     outputs = ["text"] if "generate" in tasks else []
+    if "rerank" in tasks or "classify" in tasks:
+        outputs.append("scores")
     if "embed" in tasks or not outputs:
         outputs.append("embeddings")
     return wire.Architecture(input_modalities=["text"], output_modalities=outputs)

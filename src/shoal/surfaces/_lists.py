@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import TooLong
+from shoal.surfaces._objects import end_of_object
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
@@ -23,9 +24,13 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MOST_IDS = 1_048_576
 """Token ids of one input: far more than any model reads."""
 
+MOST_TEXTS = 2
+"""Texts of one input: a pair."""
+
 _TURN = 32_768  # bytes of short elements: about a millisecond as ids, and ten as empty texts
 _STEP = 262_144  # bytes of one text that are decoded at once
 _IDS = msgspec.json.Decoder(list[TokenId])
+_TEXT = msgspec.json.Decoder(str)
 _SPACE = re.compile(rb"[ \t\r\n,]*+")
 _INSIDE = re.compile(rb'(?s:[^"\\]++|\\u.{4}|\\[^u])*+')
 _SCALARS = re.compile(rb'[^"\[\]{}]*+')
@@ -35,10 +40,12 @@ _QUOTE, _OPEN, _CLOSE, _OBJECT = b'"[]{'
 
 
 class Lists:
-    """Decodes the field `name` of the type `kind`, which may be a list of texts, of ids, or of lists of ids.
+    """Decodes the field `name` of the type `kind`, which may be a list of texts, of ids, of objects, of lists of ids,
+    or of lists of texts.
 
     Raises what msgspec does, with the place in the body as if all of it had been decoded at once; and TooLong for more
-    than MOST_IDS in one list. Of more than `limit` texts and lists, the first `limit` + 1 come back.
+    than MOST_IDS in one list. Of more than `limit` texts, objects and lists, the first `limit` + 1 come back, and so
+    they do of an inner list that holds more than MOST_TEXTS.
     """
 
     def __init__(self, name: str, kind: Any, limit: int) -> None:
@@ -48,6 +55,7 @@ class Lists:
         item: Any = _item(kind)
         self._item = msgspec.json.Decoder(item)
         self._items = msgspec.json.Decoder(GenericAlias(list, (item,)))
+        self._of_texts = _item(item) is str
 
     async def decode(self, raw: memoryview) -> Any:
         """`raw` is JSON; nothing of it is kept."""
@@ -74,6 +82,13 @@ class Lists:
                 others += 1
             elif first == _OPEN:
                 self._checked(self._item, b"[]", place)
+                if self._of_texts:
+                    texts, at = await self._texts(raw, at + 1, place)
+                    found.append(texts)
+                    others += 1
+                    if len(texts) > MOST_TEXTS:
+                        return found
+                    continue
                 ids, at = await self._run(raw, at + 1, _IDS, place, 0)
                 if raw[at] != _CLOSE:
                     self._checked(_IDS, _instead(raw[at]), place, len(ids))
@@ -81,8 +96,10 @@ class Lists:
                 others += 1
                 at += 1
             elif first == _OBJECT:
-                self._checked(self._item, b"{}", place)
-                raise TypeError(f"{place}: lists of objects are not decoded here")
+                stop = await end_of_object(raw, at, place)
+                found.append(self._checked(self._item, raw[at:stop], place))
+                others += 1
+                at = stop
             else:
                 ids, at = await self._run(raw, at, self._items, self._name, len(found))
                 found += ids
@@ -101,6 +118,19 @@ class Lists:
                 return "".join(parts), stop + 1
             at = stop
             await asyncio.sleep(0)
+
+    async def _texts(self, raw: memoryview, at: int, place: str) -> tuple[list[str], int]:
+        """A list of texts from `at` on, and where it ends; of one that is too long only the beginning."""
+        found: list[str] = []
+        while True:
+            at = _end(_SPACE, raw, at)
+            if raw[at] == _CLOSE or len(found) > MOST_TEXTS:
+                return found, at + 1
+            inner = f"{place}[{len(found)}]"
+            if raw[at] != _QUOTE:
+                self._checked(_TEXT, {_OPEN: b"[]", _OBJECT: b"{}"}.get(raw[at], b"0"), inner)
+            text, at = await self._text(raw, at, _TEXT, inner)
+            found.append(text)
 
     async def _run(
         self, raw: memoryview, at: int, decoder: msgspec.json.Decoder[list[Any]], place: str, index: int

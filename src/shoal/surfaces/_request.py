@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
 from shoal.core.protocols import Access
-from shoal.errors import InternalError
-from shoal.types import Context, Embedded, TrafficClass, Usage
+from shoal.errors import InternalError, ShoalError
+from shoal.types import Context, Result, TrafficClass, Usage
 
 if TYPE_CHECKING:
     from shoal.surfaces._auth import Gate
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
+RenderError: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], bytes]]
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -48,6 +49,8 @@ class Options:
     cors_origins: tuple[str, ...] = ()
     metrics: Callable[[], bytes] | None = None
     metrics_default: Literal["prometheus", "json"] = "prometheus"
+    embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
+    batch_info: bool = False
 
     @classmethod
     def of(cls, settings: object, metrics: Callable[[], bytes] | None = None) -> Options:
@@ -74,6 +77,8 @@ class Request:
     `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
     `model`, `items`, `result` and `usage` are the endpoint's to set, for the access log; `usage` also in mid-stream.
     `failure`: the kind of the error that ended a stream whose status had been sent.
+    `render_error`: how errors are told from here on, where the body shows that its client speaks another dialect than
+    the surface's own.
     """
 
     __slots__ = (
@@ -95,6 +100,7 @@ class Request:
         "path",
         "peer",
         "query",
+        "render_error",
         "result",
         "started",
         "usage",
@@ -124,9 +130,10 @@ class Request:
         self.parameter = ""
         self.model = ""
         self.items = 0
-        self.result: Embedded | None = None
+        self.result: Result | None = None
         self.usage: Usage | None = None
         self.failure = ""
+        self.render_error: RenderError | None = None
 
     @property
     def traffic(self) -> TrafficClass | None:

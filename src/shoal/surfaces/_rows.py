@@ -74,13 +74,13 @@ async def arrays_of(lists: Sequence[Sequence[Any]], encode: Callable[[Any], byte
     return [*pieces, b"".join([*written, b"]"])]
 
 
-async def array_of(count: int, encode: Callable[[int, int], bytes]) -> bytes | list[bytes]:
-    """A JSON array of `count` elements, made slice by slice: `encode(start, stop)` answers a JSON array of those."""
+async def array_of(count: int, encode: Callable[[int, int], bytes], step: int = SLICE) -> bytes | list[bytes]:
+    """A JSON array of `count` elements, made `step` at a time: `encode(start, stop)` answers a JSON array of those."""
     pieces = [b"["]
-    for start in range(0, count, SLICE):
+    for start in range(0, count, step):
         if start:
             pieces.append(b",")
             await asyncio.sleep(0)
-        pieces.append(encode(start, min(start + SLICE, count))[1:-1])
+        pieces.append(encode(start, min(start + step, count))[1:-1])
     pieces.append(b"]")
-    return pieces if count > SLICE else b"".join(pieces)
+    return pieces if count > step else b"".join(pieces)

@@ -82,6 +82,11 @@ def row(error: ShoalError) -> Row:
     return TABLE[error.kind]
 
 
+def unprocessable(error: ShoalError) -> int:
+    """The status in dialects that are OpenAI's but for one: a body of the wrong form is 422."""
+    return 422 if error.kind == "wrong_type" else row(error).openai.status
+
+
 def headers(error: ShoalError, status: int) -> dict[str, str]:
     """The headers that go with an error in every dialect.
 

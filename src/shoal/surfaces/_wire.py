@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from shoal.errors import Malformed, RequestError, WrongType
-from shoal.surfaces._lists import Lists, TokenId
+from shoal.surfaces._lists import Lists
 
 log = logging.getLogger("shoal.http")
 
@@ -193,64 +193,6 @@ def _first_name(path: str) -> str | None:
 
 # OpenAI
 
-OpenAIInput: TypeAlias = Annotated[
-    str | list[str | TokenId | list[TokenId]],
-    Meta(
-        description="A text, a list of texts, one list of token ids, or a list of such lists. Token ids are those of "
-        "the model itself. Texts and ids do not mix.",
-        examples=["The food was delicious.", ["first text", "second text"], [101, 7592, 102]],
-    ),
-]
-
-
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """What to embed, as OpenAI's clients say it; the last four fields are Shoal's own."""
-
-    input: OpenAIInput
-    model: Annotated[str, Meta(description="A served model, by name or alias.", examples=["all-MiniLM-L6-v2"])]
-    encoding_format: (
-        Annotated[
-            Literal["float", "base64"],
-            Meta(description="JSON numbers, or the base64 of little-endian float32. Default: float."),
-        ]
-        | None
-    ) = None
-    dimensions: (
-        Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
-    ) = None
-    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
-    input_type: (
-        Annotated[str, Meta(description="The role of the texts, which picks the model's prompt.", examples=["query"])]
-        | None
-    ) = None
-    prompt_name: Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None = None
-    truncate: (
-        Annotated[
-            bool | Literal["NONE", "START", "END"],
-            Meta(description="Cut a text that is too long (true or END: its end; START: its start), or refuse it."),
-        ]
-        | None
-    ) = None
-    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
-
-
-class OpenAIEmbedding(msgspec.Struct, kw_only=True):
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of little-endian float32.")]
-
-
-class Usage(msgspec.Struct, kw_only=True):
-    prompt_tokens: Annotated[int, Meta(description="Tokens that the model read, special ones included.")]
-    total_tokens: int
-
-
-class EmbeddingsResponse(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: Annotated[list[OpenAIEmbedding], Meta(description="One entry an input, in the order of the inputs.")]
-    model: str
-    usage: Usage
-
 
 class OpenAIErrorDetail(msgspec.Struct, kw_only=True):
     message: str
@@ -261,87 +203,6 @@ class OpenAIErrorDetail(msgspec.Struct, kw_only=True):
 
 class OpenAIError(msgspec.Struct, kw_only=True):
     error: OpenAIErrorDetail
-
-
-# text-embeddings-inference
-
-TeiInput: TypeAlias = Annotated[
-    str | list[str | TokenId | list[TokenId]],
-    Meta(
-        description="A text, one list of token ids, or a list that holds texts and lists of token ids in any mixture.",
-        examples=["What is Deep Learning?", ["first text", "second text"]],
-    ),
-]
-MaybeTruncate: TypeAlias = Annotated[bool, Meta(description="Cut what is too long, or refuse it.")] | None
-
-
-class TeiEmbedRequest(msgspec.Struct, kw_only=True):
-    inputs: TeiInput
-    truncate: MaybeTruncate = None
-    truncation_direction: (
-        Annotated[
-            Literal["right", "left", "Right", "Left"], Meta(description="The end at which to cut. Default: right.")
-        ]
-        | None
-    ) = None
-    prompt_name: Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None = None
-    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
-    dimensions: (
-        Annotated[int, Meta(ge=0, description="Cut vectors to this length, and normalise them again.")] | None
-    ) = None
-
-
-class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
-    inputs: Annotated[str | list[str], Meta(examples=["What is Deep Learning?"])]
-    add_special_tokens: bool | None = None
-    prompt_name: str | None = None
-
-
-class TeiToken(msgspec.Struct, kw_only=True):
-    id: int
-    text: str
-    special: bool
-    start: Annotated[int | None, Meta(description="Offset of its first character.")]
-    stop: Annotated[int | None, Meta(description="Offset after its last character.")]
-
-
-class TeiDecodeRequest(msgspec.Struct, kw_only=True):
-    ids: Annotated[
-        list[TokenId | list[TokenId]],
-        Meta(description="One list of token ids, or a list of such lists.", examples=[[101, 7592, 102]]),
-    ]
-    skip_special_tokens: bool | None = None
-
-
-class TeiPooling(msgspec.Struct, kw_only=True):
-    pooling: str
-
-
-class TeiModelType(msgspec.Struct, kw_only=True):
-    embedding: TeiPooling
-
-
-class TeiInfo(msgspec.Struct, kw_only=True):
-    model_id: str
-    model_sha: str | None
-    model_dtype: str
-    served_model_name: str
-    model_type: TeiModelType
-    max_concurrent_requests: Annotated[int, Meta(description="Items that may wait: max_queue_items.")]
-    max_input_length: int
-    max_batch_tokens: int
-    max_batch_requests: int | None
-    max_client_batch_size: Annotated[int, Meta(description="Inputs that one request may hold: max_inputs.")]
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: str | None
-    docker_label: str | None
-
-
-class TeiError(msgspec.Struct, kw_only=True):
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
 # embedding

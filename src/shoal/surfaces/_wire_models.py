@@ -49,6 +49,8 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     source: str | None = None
     revision: str | None = None
     dimension: int | None = None
+    vectors: Annotated[list[str], Meta(description="Kinds of vectors that it gives.", examples=[["dense"]])] = []
+    labels: Annotated[list[str], Meta(description="Of a classifier, in the order of its scores.")] = []
     max_input_tokens: int | None = None
     max_model_len: Annotated[int | None, Meta(description="Tokens of prompt and answer together.")] = None
     parent: Annotated[str | None, Meta(description="Of an adapter: the model that it belongs to.")] = None

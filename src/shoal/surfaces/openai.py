@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.core.protocols import Operation
-from shoal.errors import EmptyInput, InvalidValue, ShoalError, TooManyInputs, WrongType
-from shoal.surfaces import _facts, _generation, _jobs, _rows, _wire, _wire_chat, _wire_responses
+from shoal.errors import ShoalError
+from shoal.surfaces import _embeddings, _generation, _jobs, _wire, _wire_chat, _wire_embeddings, _wire_responses
 from shoal.surfaces import _wire_models as wire
 from shoal.surfaces._chat import Chat
 from shoal.surfaces._completions import Completions
+from shoal.surfaces._embeddings import Embeddings
 from shoal.surfaces._errors import render_error
 from shoal.surfaces._listing import one, served_all
 from shoal.surfaces._operation import Described
-from shoal.surfaces._request import JSON, Options, Reply, Request
+from shoal.surfaces._request import Options, Reply, Request
 from shoal.surfaces._responses import Responses
-from shoal.types import Direction, Embed, Embedded, TextItem
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -34,7 +32,6 @@ _STREAMS = (
     "to OpenAI-compatible servers, and ignored by other backends. What such a server refuses comes back as it said it, "
     "with any status."
 )
-_ENCODE = msgspec.json.Encoder()
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
 
 
@@ -46,17 +43,18 @@ class OpenAI:
         self._options = options
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        embeddings = _Embeddings(gateway, self._options.max_inputs)
-        operations = [
-            Operation(
+        embeddings = Embeddings(gateway, self._options)
+        operations: list[Operation] = [
+            Described(
                 method="POST",
                 path=f"{prefix}/embeddings",
                 endpoint=embeddings,
                 summary="Embed texts",
-                request=_wire.EmbeddingsRequest,
-                response=_wire.EmbeddingsResponse,
+                request=_wire_embeddings.EmbeddingsRequest,
+                response=_wire_embeddings.EmbeddingsResponse,
+                also=(_wire_embeddings.BYTES,),
                 errors=_ERRORS,
-                headers=_facts.DOCUMENTED,
+                headers=_embeddings.DOCUMENTED,
                 example=_EXAMPLE,
             )
             for prefix in ("/v1", "")
@@ -116,78 +114,6 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
         for path, endpoint, summary, request, response, example in table
         for prefix in ("/v1", "")
     ]
-
-
-class _Embeddings:
-    def __init__(self, gateway: Gateway, max_inputs: int) -> None:
-        self._gateway = gateway
-        self._max_inputs = max_inputs
-        self._decode = _wire.Decoder(_wire.EmbeddingsRequest, "openai", "input", max_inputs)
-
-    async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        if not asked.model:
-            raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
-        inputs = _inputs(asked.input, self._max_inputs)
-        model = self._gateway.model(asked.model).name
-        request.model, request.items = model, len(inputs)
-        truncate, direction = _truncation(asked.truncate)
-        task = Embed(
-            model=model,
-            inputs=inputs,
-            prompt_name=asked.prompt_name,
-            input_type=asked.input_type,
-            truncate=truncate,
-            truncation_direction=direction,
-            normalize=asked.normalize is not False,
-            dimensions=asked.dimensions,
-        )
-        result = await self._gateway.run(task, request.context())
-        request.result = result
-        body = await _encoded(result, model, base64=asked.encoding_format == "base64")
-        return Reply(200, [JSON, *_facts.batch_headers(request, result)], body)
-
-
-def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
-    """Texts or lists of ids, one entry an input. One bare list of ids is one input."""
-    if isinstance(given, str):
-        given = [given]
-    if not given:
-        raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
-    kinds = set(map(type, given))
-    if len(kinds) > 1:
-        raise WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
-    if int in kinds:
-        given = [given]
-    if len(given) > limit:
-        raise TooManyInputs(
-            f"'input' holds more than the {limit} entries that one request may hold; split it.", param="input"
-        )
-    if not all(given):
-        at = next(at for at, each in enumerate(given) if not each)
-        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
-    return cast(list[TextItem], given)
-
-
-def _truncation(asked: bool | str | None) -> tuple[bool | None, Direction]:
-    if isinstance(asked, str):
-        return asked != "NONE", "left" if asked == "START" else "right"
-    return asked, "right"
-
-
-async def _encoded(result: Embedded, model: str, *, base64: bool) -> bytes | list[bytes]:
-    total = sum(result.tokens)
-    tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
-    vectors = _rows.contiguous(result.vectors)
-    return await _rows.joined(vectors, _base64_entry if base64 else _float_entry, b'{"object":"list","data":[', tail)
-
-
-def _float_entry(index: int, row: Any) -> bytes:
-    return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, _rows.numbers(row))
-
-
-def _base64_entry(index: int, row: Any) -> bytes:
-    return b'{"object":"embedding","index":%d,"embedding":"%b"}' % (index, _rows.base64(row))
 
 
 def _managing(models: _Models) -> list[Operation]:

@@ -343,8 +343,15 @@ def entry_of(
 ) -> EntrySpec:
     """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
 
-    Raises ConfigError for settings that do not go together.
+    Raises ConfigError for settings that do not go together, and for a model that gives no dense vectors.
     """
+    text = stored.manifest.text_spec
+    if not text.dimension:
+        raise ConfigError(
+            f"{name} gives no dense vectors, and Shoal writes no other models into Triton's repository: run it here "
+            f'with `backend = "local"` in [models."{name}"]',
+            param="backend",
+        )
     platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
     if settings.triton_platform == "auto" and platforms and "onnxruntime" not in platforms:
         platform = "python"
@@ -358,7 +365,7 @@ def entry_of(
     return EntrySpec(
         name=name,
         graph=stored.graph,
-        text=stored.manifest.embedder,
+        text=text,
         data=data,
         tokenizer=stored.tokenizer,
         source=stored.manifest.address,

@@ -225,7 +225,7 @@ class _Model:
         """The folder of the tokenizer, and how texts become this model's tensors."""
         wanted, embedder = self.wanted, self.embedder
         if wanted.stored is not None:
-            return wanted.stored.path, wanted.stored.manifest.embedder
+            return wanted.stored.path, wanted.stored.manifest.text_spec
         written = embedder.parameters.get("shoal_text")
         if written and wanted.table.tokenizer is None:
             source = embedder.parameters.get("shoal_source", "")

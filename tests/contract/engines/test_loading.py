@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -12,11 +13,15 @@ import numpy as np
 import pytest
 
 from shoal.backends import ENGINES, Checked, EngineOptions, opener
-from shoal.backends._compile import MIN_COSINE, runtime
+from shoal.backends._compile import MAX_DIFFERENCE, MIN_COSINE, runtime
 from shoal.core.protocols import CostModel
 from shoal.errors import ConfigError, ModelFileError
-from shoal.types import Array
+from shoal.local import precision_samples
+from shoal.models.convert import Converted, convert
+from shoal.pipelines.text import TextPipeline
+from shoal.types import Array, ScoreSpec, TextSpec
 from tests.contract.engines.tiny import Tiny, batch
+from tests.unit.models.head_checkpoints import pylate
 
 COLD = EngineOptions(streams=1, warm_up_s=0.0)
 SAMPLES = [batch(4, 8, seed=1), batch(30, 12, seed=2)]
@@ -117,6 +122,51 @@ async def test_auto_keeps_to_the_least_cosine(graph: Path) -> None:
     assert engine.facts.precision == ("bf16" if fast else "f32")
     if found is not None:
         assert 0.99 < found.min_cosine < 1.0
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) -> None:
+    """A model that scores is no matter of cosines; a kept outcome says as much."""
+    spec = TextSpec(
+        tokenizer="",
+        inputs=("input_ids", "attention_mask"),
+        dimension=0,
+        max_tokens=64,
+        score=ScoreSpec(labels=("a", "b"), activation="softmax"),
+    )
+    options = replace(COLD, samples=SAMPLES, spec=spec)
+    engine = await opener("openvino")(graph, name="x", options=options)
+    await engine.aclose()
+    found = engine.facts.details["precision_checked"]
+    if not has_bf16():
+        assert found is None
+        return
+    assert found.min_cosine == 1.0
+    assert 0.0 < found.max_difference < 1.0
+    assert engine.facts.precision == ("bf16" if found.max_difference <= MAX_DIFFERENCE else "f32")
+    kept = replace(found, max_difference=MAX_DIFFERENCE if close else MAX_DIFFERENCE * 1.01)
+    engine = await opener("openvino")(graph, name="x", options=replace(options, checked=kept))
+    await engine.aclose()
+    assert engine.facts.precision == ("bf16" if close else "f32")
+    assert "largest difference of bf16 scores" in engine.facts.details["precision_reason"]
+
+
+async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: Path) -> None:
+    """Such a model has no others; what it makes of padding does not count."""
+
+    def prepared() -> tuple[Converted, EngineOptions]:
+        converted = convert(pylate(tmp_path / "source"), tmp_path)
+        pipeline = TextPipeline(tmp_path, converted.spec, truncate=True)
+        return converted, replace(COLD, samples=precision_samples(pipeline), spec=converted.spec)
+
+    converted, options = await asyncio.to_thread(prepared)
+    engine = await opener("openvino")(tmp_path / converted.graph, name="x", options=options)
+    await engine.aclose()
+    found = engine.facts.details["precision_checked"]
+    if not has_bf16():
+        assert found is None
+        return
+    assert 0.9 < found.min_cosine < 1.0, "something was compared, and it is not all equal"
 
 
 @pytest.mark.parametrize("cosine", [0.5, 1.0])

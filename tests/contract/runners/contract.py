@@ -18,7 +18,7 @@ from shoal.backends.fake import FakeEngine, FakeTalker, tokens_of, vector_of
 from shoal.core.batcher import Lane
 from shoal.core.protocols import Runner
 from shoal.errors import BackendError, CapacityError, RequestError, ShoalError
-from shoal.types import Chunk, Embed, Generate, TextItem, Usage
+from shoal.types import Chunk, Embed, Embedded, Generate, TextItem, Usage
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context
 
@@ -108,6 +108,7 @@ class EmbedContract(RunnerContract):
             requests.extend([f"single{number}"] for number in range(50))
             answers = await asyncio.gather(*(opened.runner.run(embed(*inputs), context()) for inputs in requests))
             for inputs, answer in zip(requests, answers, strict=True):
+                assert isinstance(answer, Embedded)
                 expected = np.stack([vector_of(tokens_of(item), 32) for item in inputs])
                 assert np.array_equal(answer.vectors, expected)
                 assert answer.tokens == [len(tokens_of(item)) for item in inputs]

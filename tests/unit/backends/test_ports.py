@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.backends._ports import Port, checked, example, least_cosine
+from shoal.backends._ports import NOT_FINITE, Port, checked, example, least_cosine, score_difference
 from shoal.errors import InputRejected
-from shoal.types import Array
+from shoal.types import Activation, Array
 
 INT = np.dtype(np.int64)
 PORTS = (Port("ids", INT, (None, None)), Port("mask", INT, (None, None)))
@@ -95,3 +95,31 @@ def test_least_cosine_is_the_worst_row() -> None:
 def test_rows_that_have_no_direction_never_agree(bad: float) -> None:
     """NaN, infinity and zero rows count as complete disagreement."""
     assert least_cosine([np.ones((1, 2))], [np.full((1, 2), bad)]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("activation", "left", "right", "difference"),
+    [
+        ("identity", [[0.0], [10.0]], [[0.1], [9.95]], 0.01),
+        ("identity", [[0.2], [0.4]], [[0.2], [0.5]], 0.1),
+        ("sigmoid", [[0.0], [-20.0]], [[0.4], [-20.0]], 1 / (1 + np.exp(-0.4)) - 0.5),
+        ("sigmoid", [[20.0], [-20.0]], [[21.0], [-20.0]], 1 / 40),
+        ("softmax", [[0.0, 0.0]], [[np.log(3.0), 0.0]], np.log(3.0)),
+        ("softmax", [[0.0, 50.0], [50.0, 50.0]], [[0.0, 50.0], [50.0 + np.log(3.0), 50.0]], 0.25),
+        ("softmax", [[1000.0, -1000.0]], [[1000.0, -1000.0]], 0.0),
+    ],
+)
+def test_scores_differ_by_their_range_or_by_what_users_see(
+    activation: Activation, left: list[list[float]], right: list[list[float]], difference: float
+) -> None:
+    """Saturated scores hide what raw ones and orders would show, so that logits count as well."""
+    a, b = ([np.array([row], np.float32) for row in rows] for rows in (left, right))
+    assert score_difference(a, b, activation) == pytest.approx(difference, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
+def test_scores_that_are_not_finite_are_beyond_any_bound(activation: Activation, bad: float) -> None:
+    """On either side, and as a number that JSON has."""
+    fine, broken = [np.ones((1, 2), np.float32)], [np.full((1, 2), bad, np.float32)]
+    assert score_difference(fine, broken, activation) == score_difference(broken, fine, activation) == NOT_FINITE

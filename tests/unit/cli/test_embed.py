@@ -141,12 +141,12 @@ class TestHere:
         assert result.exit_code == 2
         assert "did you mean hf:?" in result.stderr
 
-    def test_an_address_that_nothing_here_can_serve(self) -> None:
-        """Refused before anything is loaded, with the address and the kinds that are served."""
-        result = runner.invoke(app, ["embed", "--model", "tei+http://host:80", "a"])
+    def test_servers_without_a_name(self) -> None:
+        """Refused before anything is loaded, with what to write."""
+        result = runner.invoke(app, ["embed", "--model", "tei+http://a:80,tei+http://b:80", "a"])
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: tei+http://host:80: this version has no backend for tei+http: ")
-        assert "it serves hf:, pypi:, file:, triton:, tritons:, openai+http:, openai+https:, fake:" in result.stderr
+        assert result.stderr.startswith("error: tei+http://a:80,tei+http://b:80: name the model of these servers: ")
+        assert "NAME=tei+http://a:80,..." in result.stderr
 
     def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Empty input is said; a terminal is not waited for in silence."""

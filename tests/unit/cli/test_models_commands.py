@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,7 +19,7 @@ from shoal.models.manifest import Manifest, Verdict, measure
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
 from shoal.settings import Settings
-from shoal.types import TextSpec
+from shoal.types import ScoreSpec, TextSpec
 
 Shoal = Callable[..., Result]
 
@@ -48,7 +49,9 @@ def shoal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Shoal:
 def put(home: Path) -> Callable[..., Stored]:
     """Store a model of a few bytes."""
 
-    def put(text: str, *, created: int = 1_700_000_000, verification: Verdict | None = None) -> Stored:
+    def put(
+        text: str, *, created: int = 1_700_000_000, verification: Verdict | None = None, spec: TextSpec = SPEC
+    ) -> Stored:
         store, address = Store(home), parse_address(text)
         with store.working(address) as partial:
             (partial / "model.onnx").write_bytes(b"x" * 1500)
@@ -63,7 +66,7 @@ def put(home: Path) -> Callable[..., Stored]:
                 weights={},
                 conversion="built from config.json and safetensors",
                 parameters=22_713_216,
-                text=SPEC,
+                text=spec,
                 verification=verification,
                 created=created,
                 files=measure(partial),
@@ -148,6 +151,15 @@ def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[...,
         assert part in shown
     facts = json.loads(shoal("show", name, "--json").stdout)
     assert (facts["dimension"], facts["max_tokens"], facts["verified"]) == (8, 16, "the graph agrees")
+
+
+def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """Its labels and what is put over them, and nothing of vectors."""
+    score = ScoreSpec(labels=("no", "yes"), activation="softmax")
+    put("org/judge", spec=msgspec.structs.replace(SPEC, dimension=0, score=score))
+    facts = json.loads(shoal("show", "org/judge", "--json").stdout)
+    assert (facts["task"], facts["labels"], facts["activation"]) == ("classify", "no, yes", "softmax")
+    assert not {"dimension", "pooling", "similarity"} & set(facts)
 
 
 def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., Stored]) -> None:

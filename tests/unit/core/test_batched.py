@@ -34,7 +34,7 @@ def test_does_not_generate(virtual: Run[None]) -> None:
     """Refused at the call, by the model's name."""
 
     async def main() -> None:
-        with pytest.raises(Unsupported, match="'m' embeds") as caught:
+        with pytest.raises(Unsupported, match="it can: embed") as caught:
             BatchedRunner(make_lane(FakeScript()), FACTS).stream(Generate(model="m", prompts=["x"]), context())
         assert caught.value.param == "model"
 

@@ -12,9 +12,10 @@ import pytest
 
 from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript
 from shoal.core.batcher import Lane
-from shoal.core.protocols import Counted, Prepared, Tensors
+from shoal.core.protocols import Counted, Prepared, Row, Tensors
 from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
-from shoal.types import Array, Embed, TextItem
+from shoal.types import Array, Batched
+from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import Run, VirtualLoop, gathered, run_virtual, until
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
 from tests.unit.core.test_batcher import idle
@@ -91,7 +92,7 @@ def test_wrong_number_of_rows_is_the_engines_failure(
         lane = make_lane(SLOW, observer=reports)
         finish = lane.pipeline.finish
 
-        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | Counted | ShoalError]:
+        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
             rows = finish(outputs, batch)
             return [*rows, rows[0]][: len(rows) + count]
 
@@ -115,7 +116,7 @@ def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monk
         lane = make_lane(SLOW)
         finish = lane.pipeline.finish
 
-        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | Counted | ShoalError]:
+        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
             rows = finish(outputs, batch)
             return [row[: 10 + number] if isinstance(row, np.ndarray) else row for number, row in enumerate(rows)]
 
@@ -182,7 +183,7 @@ def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) ->
 class ByWord(FakePipeline):
     """Items that begin with "pooled" want another output besides."""
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
         return [
             replace(one, outputs=("pooled", "embedding"))
             if isinstance(one, Prepared) and str(item).startswith("pooled")

@@ -13,7 +13,8 @@ from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript
 from shoal.core.batcher import Lane
 from shoal.core.protocols import Counted, Prepared, Tensors
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError
-from shoal.types import Array, Embed, TextItem
+from shoal.types import Array, Batched, Embed
+from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import Run, gathered
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
 from tests.unit.core.test_batcher import idle
@@ -141,13 +142,17 @@ def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[No
     virtual(main)
 
 
+def _prompt(task: Batched) -> str | None:
+    return task.prompt_name if isinstance(task, Embed) else None
+
+
 class Late(FakePipeline):
     """Tokens are known with the answer; a group's params say which prompt it has."""
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
         prepared = super().prepare(items)
         return [
-            replace(each, tokens=0, group=task.prompt_name, params={"prompt": task.prompt_name}, key=None)
+            replace(each, tokens=0, group=_prompt(task), params={"prompt": _prompt(task)}, key=None)
             if isinstance(each, Prepared)
             else each
             for each, (task, _) in zip(prepared, items, strict=True)
@@ -197,10 +202,10 @@ def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(SLOW)
-        asked: list[TextItem] = []
+        asked: list[AnyItem] = []
         estimate = lane.pipeline.estimate
 
-        def counting(item: TextItem) -> int:
+        def counting(item: AnyItem) -> int:
             asked.append(item)
             return estimate(item)
 

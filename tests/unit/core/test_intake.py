@@ -13,7 +13,8 @@ from shoal.core.pending import Pending
 from shoal.core.protocols import Prepared
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, InvalidValue, ShoalError
-from shoal.types import Embed, TextItem
+from shoal.types import Batched, Embed, TextItem
+from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import until
 from tests.unit.core.lanes import context
 
@@ -25,10 +26,10 @@ class Jobs(FakePipeline):
 
     def __init__(self) -> None:
         super().__init__(FakeScript())
-        self.jobs: list[list[TextItem]] = []
+        self.jobs: list[list[AnyItem]] = []
         self.answer: Callable[[list[Prepared | ShoalError]], list[Prepared | ShoalError]] = lambda outcomes: outcomes
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
         self.jobs.append([item for _, item in items])
         return self.answer(super().prepare(items))
 
@@ -59,12 +60,14 @@ class Desk:
 
     def add(self, *inputs: TextItem) -> Pending:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
-        pending = Pending(task, ctx, traffic_of(task, ctx), 0.0, [self.pipeline.estimate(item) for item in task.inputs])
+        estimates = [self.pipeline.estimate(item) for item in task.items]
+        traffic = traffic_of(task, ctx)
+        pending = Pending(task, task.items, ctx, traffic=traffic, now=0.0, estimates=estimates)
         self.intake.add(pending)
         return pending
 
     @property
-    def jobs(self) -> list[list[TextItem]]:
+    def jobs(self) -> list[list[AnyItem]]:
         return self.pipeline.jobs
 
 
@@ -127,7 +130,7 @@ async def test_long_work_goes_to_a_thread() -> None:
 class Whole(Jobs):
     """Counts a text in full, however long."""
 
-    def estimate(self, item: TextItem) -> int:
+    def estimate(self, item: AnyItem) -> int:
         return len(item) // 4 + 1
 
 

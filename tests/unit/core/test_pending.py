@@ -5,12 +5,14 @@ import pytest
 
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.protocols import Prepared
+from shoal.types import Embedded
 from tests.unit.core.lanes import context, embed
 
 
 def pending(count: int) -> Pending:
     """A request of so many inputs that arrived at 10.0, all of them queued then."""
-    made = Pending(embed(*map(str, range(count))), context(), "interactive", 10.0, [1] * count)
+    task = embed(*map(str, range(count)))
+    made = Pending(task, task.items, context(), traffic="interactive", now=10.0, estimates=[1] * count)
     for index in range(count):
         prepared = Prepared(tensors={}, cost=1, group=(), outputs=(), tokens=1)
         made.items[index] = Item(
@@ -54,4 +56,6 @@ async def test_a_row_counts_once_and_only_before_the_answer() -> None:
         request.put(1, np.full(2, value, np.float32), ran(1, 1), "s")
     assert not request.done
     request.put(0, np.full(2, 3.0, np.float32), ran(1, 1), "s")
-    assert (await request.future).vectors.tolist() == [[3.0, 3.0], [1.0, 1.0]]
+    answer = await request.future
+    assert isinstance(answer, Embedded)
+    assert answer.vectors.tolist() == [[3.0, 3.0], [1.0, 1.0]]

@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.core.probe import TEXTS, Probed, least_cosine, probe
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Tensors
+from shoal.core.probe import (
+    PAIRS,
+    TEXTS,
+    Probed,
+    ProbedScores,
+    ProbedSparse,
+    least_cosine,
+    probe,
+    probe_scores,
+    probe_sparse,
+)
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet
 from shoal.errors import ConfigError, EngineFailed, NotFinite, ShoalError, TooLong
-from shoal.types import Array, Embed, TextItem
+from shoal.types import Array, Batched, Classify, Embed, SparseVector
+from shoal.types import Item as AnyItem
 
 
 class Scripted:
@@ -27,14 +38,16 @@ class Scripted:
         self.counted = False
         self.params: list[Mapping[str, Any]] = []
 
-    def check(self, task: Embed) -> None: ...
+    def check(self, task: Batched) -> None: ...
 
-    def estimate(self, item: TextItem) -> int:
+    def estimate(self, item: AnyItem) -> int:
         return 1
 
-    def prepare(self, items: Sequence[tuple[Embed, TextItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
         assert [text for _, text in items] == list(TEXTS)
-        assert not any(task.normalize for task, _ in items), "the rows are judged as the model gives them"
+        assert not any(isinstance(task, Embed) and task.normalize for task, _ in items), (
+            "the rows are judged as the model gives them"
+        )
         answers: list[Prepared | ShoalError] = [
             Prepared(
                 {"at": np.array([at])}, cost=1, group=(), outputs=("row",), tokens=1, params={"input_type": "passage"}
@@ -55,7 +68,7 @@ class Scripted:
         self.params.append(params)
         return {"row": self.rows[inputs["at"][:, 0]]}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError | Counted]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | Counted]:
         if self.bad is not None:
             return [self.bad] * len(batch)
         rows = list(outputs["row"])
@@ -105,7 +118,7 @@ async def test_what_fails_is_raised() -> None:
         await probe(model, model, soon())
 
     class Short(Scripted):
-        def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError | Counted]:
+        def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | Counted]:
             return list(outputs["row"])[1:]
 
     short = Short(ROWS)
@@ -130,3 +143,73 @@ def test_least_cosine_is_the_worst_row() -> None:
     other = ROWS.copy()
     other[2] = -other[2]
     assert least_cosine(ROWS, other) == pytest.approx(-1.0)
+
+
+class OfKind(Scripted):
+    """Answers rows of another kind: `rows` as they are, whatever is asked."""
+
+    def __init__(self, rows: Sequence[Any], *, most: int = 64) -> None:
+        super().__init__(np.zeros((len(rows), 1)), most=most)
+        self.answers = rows
+        self.asked: list[tuple[Batched, AnyItem]] = []
+
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+        self.asked += items
+        return [
+            Prepared({"at": np.array([at])}, cost=1, group=(), outputs=("row",), tokens=1) for at in range(len(items))
+        ]
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        rows = np.empty(len(inputs["at"]), dtype=object)
+        for place, at in enumerate(inputs["at"][:, 0].tolist()):
+            rows[place] = self.answers[at]
+        return {"row": rows}
+
+
+def sparse(weights: Mapping[int, float]) -> SparseVector:
+    return SparseVector(
+        np.array(sorted(weights), np.int32), np.array([weights[i] for i in sorted(weights)], np.float32)
+    )
+
+
+SPARSE = [sparse({1: 1.0, 7: 2.0}), sparse({5: 0.5}), sparse({0: 1.0, 30521: 3.0}), sparse({2: 1.0})]
+SCORES = [np.array([score, -score], dtype=np.float32) for score in (1.0, -2.0, 8.0, 0.1)]
+
+
+async def probed_sparse(vectors: Sequence[SparseVector]) -> ProbedSparse:
+    model = OfKind([VectorSet(sparse=vector) for vector in vectors])
+    found = await probe_sparse(model, model, soon())
+    assert all(isinstance(task, Embed) and task.outputs == ("sparse",) for task, _ in model.asked)
+    return found
+
+
+async def test_sparse_vectors_are_compared_by_their_angle() -> None:
+    one = await probed_sparse(SPARSE)
+    one.check(await probed_sparse([sparse({1: 1.001, 7: 2.0}), *SPARSE[1:]]), "b")
+    one.check(await probed_sparse([sparse({1: 1.0, 7: 2.0, 9: 1e-4}), *SPARSE[1:]]), "b")
+    for other in (sparse({1: 1.0}), sparse({3: 1.0, 8: 2.0}), sparse({})):
+        with pytest.raises(ConfigError, match="b does not give the vectors of its peers"):
+            one.check(await probed_sparse([other, *SPARSE[1:]]), "b")
+
+
+@pytest.mark.parametrize(("items", "most"), [(PAIRS, 64), (TEXTS, 3)])
+async def test_scores_are_asked_for_raw(items: Sequence[Any], most: int) -> None:
+    model = OfKind(SCORES, most=most)
+    found = await probe_scores(model, model, soon(), items)
+    assert np.array_equal(found.scores, np.stack(SCORES))
+    assert [item for _, item in model.asked] == list(items)
+    assert all(isinstance(task, Classify) and task.raw_scores for task, _ in model.asked)
+
+
+def test_scores_agree_within_precision() -> None:
+    scores = np.stack(SCORES)
+    one = ProbedScores(scores)
+    one.check(ProbedScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
+    with pytest.raises(ConfigError, match=r"b does not give the scores of its peers \(up to 1.000 apart\)"):
+        one.check(ProbedScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")
+    with pytest.raises(ConfigError, match="1 labels and its peers 2"):
+        one.check(ProbedScores(scores[:, :1]), "b")
+    with pytest.raises(ConfigError, match="scores of its peers"):
+        one.check(ProbedScores(scores * np.float32("nan")), "b")

@@ -169,6 +169,17 @@ def test_a_sleeper_keeps_its_facts() -> None:
     assert facts is not None
 
 
+def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
+    """Other tasks go to a model that is known to do them; vectors never change their model because one is late."""
+    late, talks, embeds = Model("late"), ready("talks", talks=True), ready("embeds")
+    names = registry(late, talks, embeds)
+    assert (names.find(""), names.find("", "generate")) == (late, talks)
+    assert names.find("", "classify") is late
+    late.failed(SetupError("no"))
+    assert (names.find(""), names.find("", "generate")) == (late, talks)
+    assert registry(talks, embeds).find("", "rerank") is embeds
+
+
 def test_exact_names_are_got_without_a_hint() -> None:
     """By name or alias; None for what is not there, and "" is no default here."""
     names = registry(model := Model("m", ("al",)))

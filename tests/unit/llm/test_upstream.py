@@ -90,7 +90,9 @@ async def opened(server: FakeUpstream, tmp_path: Path) -> AsyncIterator[Open]:
 
 async def embed(runner: Runner, *texts: str, **fields: Any) -> Embedded:
     ctx = Context(id="r", deadline=time.monotonic() + 10.0)
-    return await runner.run(Embed(model="m", inputs=list(texts), **fields), ctx)
+    answer = await runner.run(Embed(model="m", inputs=list(texts), **fields), ctx)
+    assert isinstance(answer, Embedded)
+    return answer
 
 
 async def chat(runner: Runner, **fields: Any) -> list[Chunk]:

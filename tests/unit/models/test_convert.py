@@ -12,7 +12,8 @@ from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.convert import Converted, convert, convert_checked
 from shoal.models.graphs.text import can_build
 from shoal.models.verify import require, verify
-from shoal.types import TextSpec, pack, unpack
+from shoal.types import ScoreSpec, TextSpec, pack, unpack
+from tests.unit.models import classifiers
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, vocabulary, write_json
 from tests.unit.models.engines import RUNS, onnxruntime_run
 from tests.unit.models.graphs.test_shipped import ship
@@ -50,6 +51,7 @@ def test_a_built_model(tmp_path: Path) -> None:
         prompts={"query": "q: "},
         pooling="mean",
         modules=("normalize",),
+        tokens="token_embeddings",
     )
     assert (made.source, made.graph) == ("built", "model.onnx")
     assert sorted(made.files) == sorted(path.name for path in out(folder).iterdir())
@@ -203,3 +205,26 @@ def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"in the clone: pip install -e '\.\[local\]'"):
         convert(checkpoint(tmp_path), out(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "segments"), [("bert", ("token_type_ids",)), ("roberta", ())])
+def test_a_built_classifier(tmp_path: Path, kind: str, segments: tuple[str, ...]) -> None:
+    """Its spec says how it scores, and that it gives no vectors."""
+    folder = classifiers.classifier(tmp_path, kind, labels=3)
+    made = convert(folder, out(folder))
+    assert made.spec.score == ScoreSpec(
+        labels=("LABEL_0", "LABEL_1", "LABEL_2"), activation="softmax", output="logits", pairs=False
+    )
+    assert made.spec.inputs == ("input_ids", "attention_mask", *segments)
+    assert (made.spec.dimension, made.spec.tokens, made.spec.max_tokens) == (0, "", 30)
+    assert (made.spec.tasks, made.spec.kinds, made.spec.outputs) == (("classify",), (), ("logits",))
+    assert made.source == "built"
+    assert unpack(pack(made.spec), TextSpec) == made.spec
+
+
+def test_a_pickled_classifier_is_refused(tmp_path: Path) -> None:
+    """Its head cannot be read without running code; the way out is named."""
+    folder = classifiers.classifier(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelFileError, match=r"pytorch_model.bin: holds pickled weights.*convert"):
+        convert(folder, out(folder))

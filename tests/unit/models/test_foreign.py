@@ -297,9 +297,7 @@ def test_vectors_are_those_of_the_whole_model(tmp_path: Path, store: Store, mode
         tokens[row, : len(rows)] = rows
     skip = 0 if include_prompt else len(("[CLS]", "to", ":"))
     expected = reference.embed(made, contract, contract.encoder, texts, [skip, skip]).sentence
-    vectors = [
-        vector for vector in pipeline.finish({"token_embeddings": tokens}, batch) if not isinstance(vector, Exception)
-    ]
+    vectors = [row for row in pipeline.finish({"token_embeddings": tokens}, batch) if isinstance(row, np.ndarray)]
     np.testing.assert_allclose(np.stack(vectors), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -185,7 +185,7 @@ class TestPrepare:
     def test_what_embeds_is_asked_of_it_in_vain(self, ir: Path, store: Store) -> None:
         """A language model has no embedder's spec, and says what it is."""
         with pytest.raises(ModelFileError, match="language model"):
-            _ = stored(store, ir).manifest.embedder
+            _ = stored(store, ir).manifest.text_spec
 
     def test_removing_leaves_the_folder(self, ir: Path, store: Store) -> None:
         """What is used in place is its owner's."""

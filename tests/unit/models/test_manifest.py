@@ -142,7 +142,7 @@ def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, said:
 def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, path: str) -> None:
     """Paths of files, graph and tokenizer stay inside, or the manifest is refused."""
     facts = FileFacts(sha256="", size=1, mtime=1)
-    spec = manifest({}).embedder
+    spec = manifest({}).text_spec
     for hostile in (
         manifest({path: facts}),
         manifest({}, graph=path),

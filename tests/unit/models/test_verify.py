@@ -15,6 +15,7 @@ from shoal.errors import VerificationFailed
 from shoal.models.convert import Converted, convert
 from shoal.models.verify import (
     MIN_COSINE,
+    PAIRS,
     SAMPLES,
     Verification,
     min_cosine,
@@ -23,6 +24,7 @@ from shoal.models.verify import (
     verify,
 )
 from shoal.types import Array
+from tests.unit.models import classifiers
 from tests.unit.models.checkpoints import HIDDEN, KINDS, MEAN, checkpoint, vocabulary
 from tests.unit.models.engines import onnxruntime_run
 
@@ -136,6 +138,7 @@ def lookup(width: int = HIDDEN) -> Any:
         mask = inputs["attention_mask"][..., None].astype(np.float32)
         pooled = (table[inputs["input_ids"]] * mask).sum(1) / mask.sum(1)
         return {
+            "token_embeddings": table[inputs["input_ids"]],
             "pooled": pooled,
             "sentence_embedding": pooled / np.linalg.norm(pooled, axis=-1, keepdims=True),
         }
@@ -203,3 +206,94 @@ def test_sample_inputs_are_the_graphs(tmp_path: Path) -> None:
     assert len(set(lengths.tolist())) > 2
     assert lengths.max() == made.spec.max_tokens
     assert (inputs["input_ids"][inputs["attention_mask"] == 0] == made.spec.pad_id).all()
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_token_vectors_are_compared(tmp_path: Path, include_prompt: bool) -> None:
+    """Those of the tokens read; what stands at padding is nobody's."""
+    folder = checkpoint(tmp_path, pooling=MEAN | {"include_prompt": include_prompt})
+    made, target = converted(folder)
+    run = onnxruntime_run(target / made.graph)
+
+    def changed(where: Any) -> Verification:
+        def odd(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            got = run(inputs, outputs)
+            got["token_embeddings"][where(inputs["attention_mask"])] *= -1
+            return got
+
+        return verify(folder, made.contract, target, made.spec, odd)
+
+    assert changed(lambda mask: mask == 0).passed
+    found = changed(lambda mask: mask == 1)
+    assert not found.passed
+    assert "token vectors do not agree" in found.text
+
+
+class TestScores:
+    """Models that give logits."""
+
+    @pytest.mark.parametrize("kind", classifiers.KINDS)
+    @pytest.mark.parametrize("labels", [1, 3])
+    def test_a_built_classifier_agrees_with_numpy(self, tmp_path: Path, kind: str, labels: int) -> None:
+        """Over pairs and texts alone."""
+        folder = classifiers.classifier(tmp_path, kind, labels=labels)
+        verification = judge(folder, *converted(folder))
+        assert (verification.passed, verification.method, verification.min_cosine) == (True, "reference", 1.0)
+        assert verification.max_abs_diff < 1e-4
+        assert "agrees with a numpy forward pass: largest difference of a logit" in verification.text
+
+    @pytest.mark.parametrize(
+        "tensor", ["head/classifier.weight", "head/bert.pooler.dense.bias", "embeddings.token_type_embeddings.weight"]
+    )
+    def test_a_graph_with_a_wrong_tensor_fails(self, tmp_path: Path, tensor: str) -> None:
+        """Also in the head, and in what only pairs read."""
+        folder = classifiers.classifier(tmp_path, labels=2)
+        made, target = converted(folder)
+        model = onnx.load(target / made.graph)
+        changed = next(one for one in model.graph.initializer if one.name == tensor)
+        values = numpy_helper.to_array(changed)
+        changed.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values[::-1]), tensor))
+        onnx.save(model, target / made.graph)
+        verification = judge(folder, made, target)
+        assert (verification.passed, verification.min_cosine) == (False, -1.0)
+        with pytest.raises(VerificationFailed, match="does not agree"):
+            require(verification)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_logits_that_are_not_finite_fail(self, tmp_path: Path, bad: float) -> None:
+        """They agree with nothing."""
+        folder = classifiers.classifier(tmp_path)
+        made, target = converted(folder)
+        rows = np.full((len(PAIRS), 1), bad, np.float32)
+        assert not verify(folder, made.contract, target, made.spec, lambda inputs, outputs: {"logits": rows}).passed
+
+    def test_another_number_of_labels_fails(self, tmp_path: Path) -> None:
+        """The text says both."""
+        folder = classifiers.classifier(tmp_path, labels=3)
+        made, target = converted(folder)
+        rows = np.ones((len(PAIRS), 2), np.float32)
+        found = verify(folder, made.contract, target, made.spec, lambda inputs, outputs: {"logits": rows})
+        assert not found.passed
+        assert found.text == "the graph gives scores of shape [4, 2], but the files name 3 labels"
+
+    def test_without_weights_a_graph_is_compared_with_itself(self, tmp_path: Path) -> None:
+        """A score that depends on the batch or on padding shows."""
+        folder = classifiers.classifier(tmp_path)
+        made, target = converted(folder)
+        (folder / "model.safetensors").unlink()
+        run = onnxruntime_run(target / made.graph)
+        found = verify(folder, made.contract, target, made.spec, run)
+        assert (found.passed, found.method) == (True, "itself")
+
+        def careless(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            return run(inputs | {"attention_mask": np.ones_like(inputs["input_ids"])}, outputs)
+
+        assert not verify(folder, made.contract, target, made.spec, careless).passed
+
+    def test_pairs_have_segments(self, tmp_path: Path) -> None:
+        """As the tokenizer gives them; a text alone has one."""
+        folder = classifiers.classifier(tmp_path)
+        made, target = converted(folder)
+        batch = sample_inputs(target, made.spec, [("fish", "a b"), "fish"])
+        assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1], [0] * 6]
+        assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared
-from shoal.errors import InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
+from shoal.core.protocols import Counted, EngineFacts, Prepared, VectorSet
+from shoal.errors import EmptyInput, InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.codec import TokenizerCodec
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.tokenizer import TextTokenizer
-from shoal.types import Array, Embed, TextItem
+from shoal.types import Array, Embed, SparseVector, TextItem, VectorKind
 from tests.unit.pipelines import tiny_tokenizers
 
 PROMPTS = {"query": "query: ", "passage": "passage: "}
@@ -289,3 +289,184 @@ async def test_the_tokenizer_can_be_shown(tokenizer: TextTokenizer) -> None:
     codec = TokenizerCodec(tokenizer, StringSpec(dimension=8, prompts=PROMPTS))
     (tokens,) = await codec.tokenize(["fox"], add_special_tokens=True, prompt_name="query")
     assert [token.text for token in tokens] == ["[CLS]", "query", ":", "fox", "[SEP]"]
+
+
+class TestPassing:
+    """Servers that do themselves what they are told."""
+
+    TEI: ClassVar[dict[str, Any]] = {
+        "passes": frozenset({"truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"})
+    }
+
+    @pytest.mark.parametrize(
+        ("fields", "params"),
+        [
+            ({}, {"truncate": True, "normalize": True}),
+            ({"truncate": False, "truncation_direction": "left"}, {"truncate": False, "normalize": True}),
+            (
+                {"truncation_direction": "left", "normalize": False},
+                {"truncate": True, "truncation_direction": "left", "normalize": False},
+            ),
+            ({"prompt_name": "nobody's"}, {"truncate": True, "prompt_name": "nobody's", "normalize": True}),
+            ({"input_type": "document"}, {"truncate": True, "prompt_name": "passage", "normalize": True}),
+            ({"dimensions": 3}, {"truncate": True, "normalize": True, "dimensions": 3}),
+            ({"dimensions": 8}, {"truncate": True, "normalize": True}),
+        ],
+    )
+    def test_options_travel_as_parameters(self, fields: dict[str, Any], params: dict[str, Any]) -> None:
+        """The server knows its prompts, so that none is put before a text here, and any name may be asked for."""
+        pipeline = made(default_prompt_name="query", normalized=True, **self.TEI)
+        pipeline.check(embed(**fields))
+        prepared = one(pipeline, "a", **fields)
+        assert prepared.params == params
+        assert text(prepared) == "a"
+        assert prepared.group == one(pipeline, "b", **fields).group
+        if fields not in ({}, {"dimensions": 8}):
+            assert prepared.group != one(pipeline, "a").group
+            assert prepared.key != one(pipeline, "a").key
+
+    def test_rows_stay_as_the_server_made_them(self) -> None:
+        """Cut and normalised, or not, by it."""
+        pipeline = made(**self.TEI)
+        row = np.full((1, 8), 2, np.float32)
+        np.testing.assert_array_equal(pipeline.finish({"embedding": row}, [one(pipeline, "a")])[0], row[0])
+        cut = pipeline.finish({"embedding": row[:, :3]}, [one(pipeline, "a", dimensions=3)])[0]
+        np.testing.assert_array_equal(cut, row[0, :3])
+
+    def test_rows_that_are_cut_here_are_normalised_here(self) -> None:
+        """Where a server normalises and does not cut."""
+        pipeline = made(passes=frozenset({"normalize"}))
+        prepared = one(pipeline, "a", dimensions=2)
+        assert prepared.params == {"normalize": True}
+        row = pipeline.finish({"embedding": np.full((1, 8), 8**-0.5, np.float32)}, [prepared])[0]
+        assert isinstance(row, np.ndarray)
+        assert np.linalg.norm(row) == pytest.approx(1.0)
+
+    def test_the_operators_word_is_told(self) -> None:
+        """Rows that stay raw, and texts that are not cut."""
+        pipeline = made(truncate=False, normalize=False, **self.TEI)
+        assert one(pipeline, "a").params == {"truncate": False, "normalize": False}
+
+    def test_what_is_not_passed_is_seen_to_here(self) -> None:
+        """One option may be the server's, another Shoal's."""
+        pipeline = made(passes=frozenset({"truncate"}))
+        assert text(one(pipeline, "a", prompt_name="query")) == "query: a"
+        pipeline.check(embed(truncate=False))
+        with pytest.raises(Unsupported, match="at their end"):
+            pipeline.check(embed(truncation_direction="left"))
+        roles = made(passes=frozenset({"input_type"}))
+        assert one(roles, "a", input_type="document").params == {"input_type": "document"}
+        assert text(one(roles, "a", input_type="document")) == "a"
+        both = made(passes=frozenset({"input_type", "prompt_name"}))
+        assert one(both, "a", input_type="query").params == {"input_type": "query"}
+
+    def test_unknown_roles_are_refused(self) -> None:
+        """Whoever sees to them."""
+        with pytest.raises(InvalidValue, match="clustering"):
+            made(**self.TEI).check(embed(input_type="clustering"))
+
+    def test_counted_texts_are_refused_before_they_travel(self, tokenizer: TextTokenizer) -> None:
+        """With the count; a left end is cut where the server can."""
+        pipeline = made(tokenizer=tokenizer, max_tokens=16, **self.TEI)
+        assert isinstance(fault(pipeline, "fox " * 20, truncate=False), TooLong)
+        assert one(pipeline, "fox " * 20, truncation_direction="left").truncated
+
+
+class TestTokenIds:
+    def test_they_travel_in_the_place_of_a_text(self) -> None:
+        """Beside texts, lists of the same length among them."""
+        pipeline = made(ids=True)
+        batch = [one(pipeline, item) for item in ([5, 6], "a", [7, 8])]
+        assert pipeline.collate(batch, FACTS)["text"].tolist() == [[5, 6], "a", [7, 8]]
+        assert [item.tokens for item in batch] == [2, 1, 2]
+        assert one(pipeline, [5, 6]).key == batch[0].key != batch[2].key
+
+    @pytest.mark.parametrize("bad", [[], [5, -1], [2**31]])
+    def test_what_is_no_token_is_refused(self, bad: list[int]) -> None:
+        """Nothing at all, and numbers that no vocabulary has."""
+        error = fault(made(ids=True), bad)
+        assert isinstance(error, InvalidValue | EmptyInput)
+        assert error.param == "input"
+
+    def test_a_known_vocabulary_and_length_count(self, tokenizer: TextTokenizer) -> None:
+        """The error names the id; too many are refused or cut as texts are."""
+        pipeline = made(ids=True, tokenizer=tokenizer, max_tokens=4)
+        assert "token id 99999 is outside" in fault(pipeline, [5, 99_999]).message
+        assert isinstance(fault(pipeline, [5] * 5, truncate=False), TooLong)
+        assert (one(pipeline, [5] * 5).tokens, one(pipeline, [5] * 5).truncated) == (4, True)
+
+    def test_a_prompt_is_for_texts(self) -> None:
+        """Unless the server has its own way with it."""
+        error = fault(made(ids=True), [5], prompt_name="query")
+        assert isinstance(error, InvalidValue)
+        assert error.param == "prompt_name"
+        assert one(made(ids=True, **TestPassing.TEI), [5], prompt_name="query").params["prompt_name"] == "query"
+
+
+class TestKinds:
+    SPARSE = SparseVector(np.array([3, 7], np.int32), np.array([1, 2], np.float32))
+
+    def answer(self, *rows: object) -> Array:
+        array = np.empty(len(rows), dtype=object)
+        array[:] = rows
+        return array
+
+    def test_each_set_of_kinds_has_calls_of_its_own(self) -> None:
+        """A server has a path for each kind."""
+        pipeline = made(kinds=("dense", "sparse", "tokens", "multi"), token_count="token_count")
+        asked: list[tuple[VectorKind, ...]] = [("dense",), ("sparse",), ("tokens",), ("dense", "multi")]
+        prepared = [one(pipeline, "a", outputs=kinds) for kinds in asked]
+        assert [item.outputs[:-1] for item in prepared] == [
+            ("embedding",),
+            ("sparse_embedding",),
+            ("token_embeddings",),
+            ("embedding", "multi_vectors"),
+        ]
+        assert all(item.outputs[-1] == "token_count" for item in prepared)
+        assert len({item.group for item in prepared}) == len({item.key for item in prepared}) == 4
+
+    def test_rows_of_every_kind(self) -> None:
+        """Object arrays, one value a row; dense vectors beside them are shaped as ever."""
+        pipeline = made(kinds=("dense", "sparse", "tokens"))
+        prepared = one(pipeline, "a", outputs=("sparse", "tokens", "dense"))
+        tokens = np.ones((5, 8), np.float16)
+        outputs = {
+            "embedding": np.full((1, 8), 2, np.float32),
+            "sparse_embedding": self.answer(self.SPARSE),
+            "token_embeddings": self.answer(tokens, tokens)[:1],
+        }
+        (row,) = pipeline.finish(outputs, [prepared])
+        assert isinstance(row, VectorSet)
+        assert row.sparse is self.SPARSE
+        assert row.multi is None
+        assert row.tokens is not None
+        assert row.tokens.dtype == np.float32
+        assert row.tokens.shape == (5, 8)
+        assert row.dense is not None
+        assert np.linalg.norm(row.dense) == pytest.approx(1.0)
+
+    def test_no_finite_answer_fails_alone(self) -> None:
+        """Of any kind, counted or not."""
+        pipeline = made(kinds=("dense", "sparse"), dimension=8, token_count="count")
+        bad = SparseVector(self.SPARSE.indices, np.array([1, np.nan], np.float32))
+        batch = [one(pipeline, each, outputs=("sparse",)) for each in ("a", "b")]
+        first, second = pipeline.finish(
+            {"sparse_embedding": self.answer(bad, self.SPARSE), "count": np.array([3, 4])}, batch
+        )
+        assert isinstance(first, NotFinite)
+        assert isinstance(second, Counted)
+        assert second.tokens == 4
+        batch = [one(pipeline, "a", outputs=("dense", "sparse"))]
+        rows = np.full((1, 8), np.nan, np.float32)
+        (row,) = pipeline.finish(
+            {"embedding": rows, "sparse_embedding": self.answer(self.SPARSE), "count": np.array([3])}, batch
+        )
+        assert isinstance(row, NotFinite)
+
+    def test_kinds_that_the_server_lacks(self) -> None:
+        """Dense ones too."""
+        pipeline = made(dimension=0, kinds=("sparse",))
+        with pytest.raises(Unsupported, match="no dense vectors; it has: sparse"):
+            pipeline.check(embed())
+        assert isinstance(fault(pipeline, "a"), Unsupported)
+        pipeline.check(embed(outputs=("sparse",)))

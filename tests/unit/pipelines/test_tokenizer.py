@@ -172,9 +172,9 @@ def test_many_long_texts_are_not_read_at_once(pairs: dict[str, Pair], monkeypatc
     calls: list[list[str]] = []
 
     class Spy:
-        def encode_batch_fast(self, pieces: list[str]) -> list[Encoding]:
+        def encode_batch_fast(self, pieces: list[str], add_special_tokens: bool) -> list[Encoding]:
             calls.append(pieces)
-            return list(raw.encode_batch_fast(pieces))
+            return list(raw.encode_batch_fast(pieces, add_special_tokens=add_special_tokens))
 
     raw = ours.raw
     monkeypatch.setattr("shoal.pipelines.tokenizer.CHARS_AT_ONCE", 16)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import Malformed, TooLong, WrongType
-from shoal.surfaces import _wire
+from shoal.surfaces import _wire, _wire_tei
 from shoal.surfaces._lists import MOST_IDS, TokenId
 
 
@@ -315,6 +315,7 @@ def test_arrays_at_the_top() -> None:
 
 def test_every_wire_type_has_a_schema() -> None:
     """The OpenAPI document is made of these types, so each must have a JSON schema."""
-    structs = [kind for kind in vars(_wire).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    kinds = [*vars(_wire).values(), *vars(_wire_tei).values()]
+    structs = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     _, components = msgspec.json.schema_components(structs)
     assert len(components) == len(structs) > 15

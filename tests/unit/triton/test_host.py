@@ -16,6 +16,7 @@ from shoal.models.store import Stored
 from shoal.settings import ModelTable, Settings
 from shoal.triton.connections import Tritons
 from shoal.triton.host import TritonHost, entry_of
+from shoal.types import ScoreSpec
 from tests.fakes.triton import FakeTriton, Refused
 from tests.unit.triton.kit import LACKING, asked, reads, text_model, token_model
 
@@ -365,6 +366,14 @@ class TestEntry:
         with pytest.raises(ConfigError, match="trtexec") as caught:
             entry_of(NAME, stored, Settings(triton_platform="tensorrt"))
         assert caught.value.param == "triton_platform"
+
+    def test_what_gives_no_dense_vectors_runs_elsewhere(self, stored: Stored) -> None:
+        text = msgspec.structs.replace(
+            stored.manifest.text_spec, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid")
+        )
+        other = Stored(stored.path, msgspec.structs.replace(stored.manifest, text=text))
+        with pytest.raises(ConfigError, match='backend = "local"'):
+            entry_of(NAME, other, Settings())
 
     def test_what_was_asked_with_the_load_wins(self, stored: Stored) -> None:
         settings = Settings(triton_text_in=True)

@@ -62,7 +62,7 @@ class TestTextModels:
         assert model.script.asked[0]["text_input"] == "Say hello"
         with pytest.raises(Unsupported, match="no chat template"):
             await chunks(runner, messages=HELLO)
-        with pytest.raises(Unsupported, match="does not embed"):
+        with pytest.raises(Unsupported, match="does nothing else"):
             await runner.run(Embed(model="m", inputs=["a"]), soon())
 
     async def test_conversations_with_one(self, triton: FakeTriton, opened: Open, files: Path) -> None:

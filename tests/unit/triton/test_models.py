@@ -268,7 +268,7 @@ class TestTokenModels:
             max_tokens=9,
             pooled="pooled",
         )
-        manifest = type("Made", (), {"embedder": spec})()
+        manifest = type("Made", (), {"text_spec": spec})()
         triton.add(token_model("tok", checkpoints.HIDDEN))
         runner = await opened("tok", stored=Stored(source, manifest))
         assert runner.facts.max_input_tokens == 9

@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 import pybase64
 
-from shoal.backends.openai.client import Client
-from shoal.backends.openai.errors import Answer, engine_error
+from shoal.backends._http_answer import Answer
+from shoal.backends._http_client import Client
+from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
+from shoal.backends.openai.errors import engine_error
 from shoal.backends.openai.replicas import LOOK_AGAIN_S, LOOK_S, SLOW_LOOKS, look
 from shoal.backends.openai.wire import VectorsWire
 from shoal.core.protocols import EngineFacts, Tensors
@@ -27,9 +29,6 @@ SLOTS = 2
 """Batches in flight: the server has the next one when it is done with the first, and Shoal's batches stay large."""
 
 MAX_BATCH_SIZE = 256
-
-BYTES_PER_TOKEN = 4
-"""For usage where the server does not count."""
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before others get the loop: lists of floats take about 50 us a row."""
@@ -129,7 +128,7 @@ class UpstreamEngine:
             found, counts = await _read(answer, some, self.client.base)
             self.counted = counts is not None
             rows.append(found)
-            tokens += counts if counts is not None else [max(1, _size(text) // BYTES_PER_TOKEN) for text in some]
+            tokens += counts if counts is not None else [max(1, size_of(text) // BYTES_PER_TOKEN) for text in some]
         if len({each.shape[1] for each in rows}) > 1:
             raise EngineFailed(f"the server at {self.client.base} answered vectors of several lengths")
         return (rows[0] if len(rows) == 1 else np.concatenate(rows)), tokens
@@ -223,7 +222,7 @@ async def _read(answer: Answer, texts: Sequence[str], where: str) -> tuple[Vecto
     if len({row.size for row in found}) != 1 or not found[0].size:
         raise EngineFailed(f"the server at {where} answered vectors of several lengths, or of none")
     total = told.usage.told().prompt_tokens if told.usage is not None else 0
-    return np.stack(found), divided(total, [_size(text) for text in texts]) if total else None
+    return np.stack(found), divided(total, [size_of(text) for text in texts]) if total else None
 
 
 def _vector(embedding: bytes) -> Vectors:
@@ -232,21 +231,3 @@ def _vector(embedding: bytes) -> Vectors:
         return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
     with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
         return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)
-
-
-def divided(total: int, sizes: Sequence[int]) -> list[int]:
-    """`total` in parts as large as the sizes are to each other; their sum is `total`."""
-    whole = sum(sizes) or 1
-    parts: list[int] = []
-    seen = given = 0
-    for size in sizes:
-        seen += size
-        parts.append(total * seen // whole - given)
-        given += parts[-1]
-    if given < total and parts:  # sizes of nothing but zeros
-        parts[-1] += total - given
-    return parts
-
-
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from shoal.backends.openai.client import Client
+from shoal.backends._http_client import Client
 from shoal.errors import DeadlineExceeded, EngineFailed, ShoalError, TransportFailed, Unavailable, UpstreamRefused
 
 logger = logging.getLogger("shoal.openai")

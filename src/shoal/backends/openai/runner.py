@@ -9,17 +9,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.backends._http_answer import Unreached, is_json
+from shoal.backends._http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
 from shoal.backends.openai.answers import AnswerReader, usage_in
 from shoal.backends.openai.body import ModelNames, RequestBody
-from shoal.backends.openai.client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai.passed import RESPONSES, PassedStream
 from shoal.backends.openai.replicas import Attempt, Fleet, Replica
 from shoal.backends.openai.request import request_of
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
 from shoal.core.protocols import ModelFacts
 from shoal.errors import EngineFailed, InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamRefused
-from shoal.types import Chunk, Context, Embed, Embedded, Generate
+from shoal.types import Batched, Chunk, Context, Generate, Result
 
 PATHS: Mapping[str, str] = {
     "openai.chat": "/chat/completions",
@@ -74,8 +75,8 @@ class UpstreamRunner:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Embed, ctx: Context) -> Embedded:
-        raise Unsupported(f"the model {task.model!r} generates text; it does not embed", param="model")
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         if task.raw is not None and task.raw[0] in PATHS and not self._lacks(task.raw[0]):
@@ -194,7 +195,7 @@ class UpstreamRunner:
             attempt.heard()
             answer = await response.whole(MAX_ERROR_BYTES)
         except TransportFailed as error:
-            replica.failed(now, gone=isinstance(error, errors.Unreached))
+            replica.failed(now, gone=isinstance(error, Unreached))
             return error
         if sent.raw == RESPONSES and errors.lacks_route(answer) and answer.status != 400:
             raise _NoResponses
@@ -226,13 +227,13 @@ def _elsewhere(error: ShoalError) -> bool:
     """Whether another replica may answer what this one did not: nothing of the request was computed."""
     if isinstance(error, UpstreamRefused):
         return error.status in OTHER_SERVER
-    return isinstance(error, errors.Unreached)
+    return isinstance(error, Unreached)
 
 
 def _checked(response: Response, where: str, *, streams: bool) -> Response:
     """Raise EngineFailed where the answer is of the other kind than the one asked for."""
     kind = response.content_type
-    if streams and errors.is_json(kind):
+    if streams and is_json(kind):
         raise EngineFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
     if not streams and kind.startswith("text/event-stream"):
         raise EngineFailed(f"the server at {where} was asked for one answer and sent a stream")

@@ -34,8 +34,9 @@ _KINDS = {
     "camembert": _Kind("roberta", "roberta.", 1, 1e-12),
     "mpnet": _Kind("mpnet", "mpnet.", 1, 1e-12),
     "distilbert": _Kind("distilbert", "distilbert.", 0, 1e-12),
+    "electra": _Kind("bert", "electra.", 0, 1e-12),
 }
-_STEMS = ("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert")
+_STEMS = ("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert", "Electra", "HF_ColBERT")
 _MPNET_PAD = 1
 _MPNET_BUCKETS = 32
 
@@ -54,6 +55,8 @@ def read_encoder(config: JsonFile) -> Encoder:
     if kind.family == "distilbert":
         return _distilbert(config, kind)
     hidden, heads = config.integer("hidden_size", least=1), config.integer("num_attention_heads", least=1)
+    if config.integer("embedding_size", hidden) != hidden:
+        raise config.refuse("embedding_size", f"must be the hidden_size, {hidden}: a projection is not supported")
     encoder = Encoder(
         family=kind.family,
         prefix=kind.prefix,

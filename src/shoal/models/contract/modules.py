@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.json_file import JsonFile, read_json, read_object
-from shoal.models.contract.types import Activation, AfterPooling, Dense, LayerNorm, Normalize, Pooling, PoolingMode
-from shoal.models.manifest import is_inside
+from shoal.models.contract.dense import check_names, read_dense
+from shoal.models.contract.entries import MODULES, Entry, module_config
+from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.types import AfterPooling, Dense, LayerNorm, Normalize, Pooling, PoolingMode, Truncate
 
-MODULES = "modules.json"
 MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -26,32 +26,7 @@ FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _POOLING_KEYS = frozenset({*FLAGS, "pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"})
-_DENSE_KEYS = frozenset(
-    {
-        "in_features",
-        "out_features",
-        "bias",
-        "activation_function",
-        "module_input_name",
-        "module_output_name",
-        "use_residual",
-    }
-)
 _NORMALIZE_KEYS = frozenset({"module_input_name", "module_output_name"})
-DENSE_ACTIVATIONS: dict[str, Activation] = {
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.Tanh": "tanh",
-    "torch.nn.ReLU": "relu",
-    "torch.nn.GELU": "gelu",
-    "torch.nn.Sigmoid": "sigmoid",
-    "torch.nn.SiLU": "silu",
-    "torch.nn.Identity": "identity",
-}
 
 
 class Modules(NamedTuple):
@@ -64,51 +39,50 @@ class Modules(NamedTuple):
     after: tuple[AfterPooling, ...]
 
 
-class _Entry(NamedTuple):
-    kind: str
-    path: str
-    where: str
-
-
-def read_modules(folder: Path) -> Modules | None:
-    """What modules.json lists, None when there is no such file. Raises ModelFileError for anything not known."""
-    listed = read_json(folder, MODULES)
-    if listed is None:
-        return None
-    if not isinstance(listed, list) or not listed:
-        raise ModelFileError("must hold a list of modules", file=MODULES)
-    entries = [_entry(index, item) for index, item in enumerate(listed)]
-    if entries[0].kind != "Transformer":
-        raise ModelFileError(
-            f"the first module must be a Transformer, not {entries[0].kind}", file=MODULES, key=entries[0].where
-        )
+def read_modules(folder: Path, entries: tuple[Entry, ...]) -> Modules:
+    """An encoder, its pooling and what follows. Raises ModelFileError for anything else and for what is not known."""
     if len(entries) < 2 or entries[1].kind != "Pooling":
         raise ModelFileError("the second module must be a Pooling", file=MODULES, key="[1].type")
     pooling, width, file = _pooling(folder, entries[1])
-    after = [module for entry in entries[2:] if (module := _after(folder, entry)) is not None]
-    return Modules(entries[0].path, pooling, width, file, tuple(after))
+    return Modules(entries[0].path, pooling, width, file, after_modules(folder, entries[2:]))
 
 
-def _entry(index: int, item: Any) -> _Entry:
-    where = f"[{index}].type"
-    if not isinstance(item, dict) or not isinstance(item.get("type"), str) or not isinstance(item.get("path"), str):
-        raise ModelFileError("every module needs a type and a path", file=MODULES, key=f"[{index}]")
-    package, _, kind = item["type"].rpartition(".")
-    if package.split(".")[0] != "sentence_transformers":
-        raise ModelFileError(f"{item['type']!r} is code of its own, which Shoal never runs", file=MODULES, key=where)
-    if kind not in ("Transformer", "Pooling", *_READERS):
-        known = ", ".join(("Transformer", "Pooling", *_READERS))
-        raise ModelFileError(f"unknown module {item['type']!r}; Shoal knows {known}", file=MODULES, key=where)
-    if item.get("kwargs"):
-        raise ModelFileError("arguments for a module are not supported", file=MODULES, key=f"[{index}].kwargs")
-    path = item["path"].rstrip("/")
-    if path and not is_inside(path):
-        raise ModelFileError(f"{item['path']!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
-    return _Entry(kind, path, where)
+def after_modules(folder: Path, entries: tuple[Entry, ...]) -> tuple[AfterPooling, ...]:
+    """The modules that work on a sentence's vector, in order."""
+    return tuple(module for entry in entries if (module := _after(folder, entry)) is not None)
 
 
-def _pooling(folder: Path, entry: _Entry) -> tuple[Pooling, int, str]:
-    config = _config(folder, entry)
+def shortened(modules: tuple[AfterPooling, ...], dimensions: int | None) -> tuple[AfterPooling, ...]:
+    """The modules with a cut to so many numbers, before a final Normalize: vectors stay of unit length, where
+    sentence-transformers cuts them after it."""
+    if dimensions is None:
+        return modules
+    if modules and isinstance(modules[-1], Normalize):
+        return (*modules[:-1], Truncate(dimension=dimensions), modules[-1])
+    return (*modules, Truncate(dimension=dimensions))
+
+
+def chained(width: int, modules: tuple[AfterPooling, ...]) -> int:
+    """The size of vectors of `width` (0: not known) behind the modules. Raises ModelFileError where two do not fit."""
+    for module in modules:
+        if isinstance(module, Normalize):
+            continue
+        if isinstance(module, Truncate):
+            width = min(width, module.dimension) if width else module.dimension
+            continue
+        takes, key = (
+            (module.in_features, "in_features") if isinstance(module, Dense) else (module.dimension, "dimension")
+        )
+        if width and takes != width:
+            raise ModelFileError(
+                f"takes {takes} dimensions, but {width} come in", file=f"{module.path}/config.json", key=key
+            )
+        width = module.dimension if isinstance(module, LayerNorm) else module.out_features
+    return width
+
+
+def _pooling(folder: Path, entry: Entry) -> tuple[Pooling, int, str]:
+    config = module_config(folder, entry)
     config.only(_POOLING_KEYS)
     width_key = "embedding_dimension" if "embedding_dimension" in config else "word_embedding_dimension"
     width = config.integer(width_key, least=1)
@@ -130,67 +104,34 @@ def _modes(config: JsonFile) -> tuple[PoolingMode, ...]:
     return tuple(wanted)
 
 
-def _dense(folder: Path, entry: _Entry) -> Dense:
-    config = _config(folder, entry)
-    config.only(_DENSE_KEYS)
-    _on_sentence_embedding(config)
-    if config.boolean("use_residual", False):
-        raise config.refuse("use_residual", "a residual Dense is not supported")
-    name = config.text("activation_function", "torch.nn.modules.activation.Tanh")
-    if name not in DENSE_ACTIVATIONS:
-        known = ", ".join(sorted({path.rpartition(".")[2] for path in DENSE_ACTIVATIONS}))
-        raise config.refuse("activation_function", f"unknown activation {name!r}; Shoal knows torch's {known}")
-    return Dense(
-        path=entry.path,
-        in_features=config.integer("in_features", least=1),
-        out_features=config.integer("out_features", least=1),
-        bias=config.boolean("bias", True),
-        activation=DENSE_ACTIVATIONS[name],
-    )
-
-
-def _layer_norm(folder: Path, entry: _Entry) -> LayerNorm:
-    config = _config(folder, entry)
+def _layer_norm(folder: Path, entry: Entry) -> LayerNorm:
+    config = module_config(folder, entry)
     config.only(frozenset({"dimension"}))
     return LayerNorm(path=entry.path, dimension=config.integer("dimension", least=1))
 
 
-def _normalize(folder: Path, entry: _Entry) -> Normalize:
+def _normalize(folder: Path, entry: Entry) -> Normalize:
     config = read_object(folder, f"{entry.path}/config.json")
     if config is not None:
         config.only(_NORMALIZE_KEYS)
-        _on_sentence_embedding(config)
+        check_names(config)
     return Normalize()
 
 
-def _dropout(folder: Path, entry: _Entry) -> None:
+def _dropout(folder: Path, entry: Entry) -> None:
     return None
 
 
-_READERS: dict[str, Callable[[Path, _Entry], AfterPooling | None]] = {
-    "Dense": _dense,
+_READERS: dict[str, Callable[[Path, Entry], AfterPooling | None]] = {
+    "Dense": read_dense,
     "LayerNorm": _layer_norm,
     "Normalize": _normalize,
     "Dropout": _dropout,
 }
 
 
-def _after(folder: Path, entry: _Entry) -> AfterPooling | None:
+def _after(folder: Path, entry: Entry) -> AfterPooling | None:
     reader = _READERS.get(entry.kind)
     if reader is None:
         raise ModelFileError(f"a {entry.kind} cannot follow the pooling", file=MODULES, key=entry.where)
     return reader(folder, entry)
-
-
-def _on_sentence_embedding(config: JsonFile) -> None:
-    for key in ("module_input_name", "module_output_name"):
-        if config.text(key, "sentence_embedding") != "sentence_embedding":
-            raise config.refuse(key, "only modules that work on 'sentence_embedding' are supported")
-
-
-def _config(folder: Path, entry: _Entry) -> JsonFile:
-    name = f"{entry.path}/config.json"
-    config = read_object(folder, name)
-    if config is None:
-        raise ModelFileError(f"is missing, but {MODULES} names this {entry.kind}; fetch the model again", file=name)
-    return config

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from shoal.errors import ModelFileError
+from shoal.models.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
 from shoal.models.contract.encoder import read_encoder
+from shoal.models.contract.entries import encoder_path, read_entries
+from shoal.models.contract.heads import Heads, kind_of, longest, read_heads, with_markers
 from shoal.models.contract.json_file import JsonFile, read_object
-from shoal.models.contract.modules import Modules, read_modules
-from shoal.models.contract.types import AfterPooling, Contract, Dense, Encoder, LayerNorm, Normalize, Pooling
+from shoal.models.contract.late import SETTINGS as LATE_SETTINGS
+from shoal.models.contract.modules import Modules, chained, read_modules, shortened
+from shoal.models.contract.saved import Saved, read_saved
+from shoal.models.contract.static import read_static
+from shoal.models.contract.types import Contract, Encoder, Pooling
 
 SENTENCE_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
@@ -18,7 +23,6 @@ SENTENCE_CONFIGS = tuple(
 """In the order in which sentence-transformers looks for them; the first one that is there counts."""
 
 GRAPHS = ("onnx/model.onnx", "model.onnx")
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _SENTENCE_KEYS = {
     "transformer_task": "feature-extraction",
@@ -30,6 +34,25 @@ _SENTENCE_KEYS = {
     "query_expansion": None,
 }
 """Keys of sentence_bert_config.json with the only value that Shoal serves."""
+
+_SCORING_KEYS = _SENTENCE_KEYS | {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
+"""The same for a cross-encoder."""
+
+_SERVED = {
+    "dense": _SENTENCE_KEYS,
+    "scores": _SCORING_KEYS,
+    "sparse": _SENTENCE_KEYS
+    | {
+        "transformer_task": "fill-mask",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    },
+    "late": {key: value for key, value in _SENTENCE_KEYS.items() if key not in LATE_SETTINGS},
+}
+"""By the kind of model."""
 
 _WITHOUT_EFFECT = frozenset(
     {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "use_fast", "trust_remote_code", "use_cache"}
@@ -48,35 +71,45 @@ def read_contract(folder: Path, *, elsewhere: bool = False) -> Contract:
     Of a model that runs `elsewhere` any architecture is, and what no file says is left open: config.json may be
     missing, `dimension` and `max_tokens` are 0 then.
     """
-    modules = read_modules(folder)
-    path = modules.encoder_path if modules else ""
+    crossing = not elsewhere and is_cross_encoder(folder)
+    entries = None if crossing else read_entries(folder)
+    if not elsewhere and not crossing and (static := read_static(folder, entries)) is not None:
+        return static
+    path = cross_encoder_path(folder) if crossing else encoder_path(entries)
     prefix = f"{path}/" if path else ""
-    config = read_object(folder, f"{prefix}config.json")
-    if config is None and elsewhere:
-        config = JsonFile(f"{prefix}config.json", {})
-    if config is None:
-        raise ModelFileError(
-            "is missing; this is no transformers model, or it is incomplete", file=f"{prefix}config.json"
-        )
+    config = _config(folder, prefix, elsewhere)
     encoder = _encoder(folder, config, path, elsewhere)
-    sentence = _sentence_config(folder, prefix) if modules else None
-    after = modules.after if modules else ()
+    classifier = None if entries or elsewhere else read_classifier(folder, config, encoder, prefix)
+    kind = "dense" if elsewhere or crossing or classifier else kind_of(folder, entries, config)
+    modules = read_modules(folder, entries) if entries and kind == "dense" else None
+    sentence = _sentence_config(folder, prefix, "scores" if classifier else kind) if entries or crossing else None
+    width = 0 if classifier else _width(modules, encoder, config, elsewhere)
+    heads = Heads()
+    if not classifier and not elsewhere:
+        heads = read_heads(folder, kind, entries, config=config, sentence=sentence, width=width)
+    saved = Saved()
+    if crossing or entries or kind != "dense":
+        saved = read_saved(folder, "scores" if crossing else kind)
     pooling = modules.pooling if modules else Pooling()
-    width = _width(modules, encoder, config, elsewhere)
-    prompts, default, similarity = _prompts(folder) if modules else ({}, None, "cosine")
+    after = shortened(modules.after if modules else (), None if elsewhere else saved.dimensions)
+    limits = longest(heads.late, _stated_lengths(folder, prefix, sentence)) + _positions(encoder, config)
     return Contract(
         encoder_path=path,
         encoder=encoder,
         pooling=pooling,
         modules=after,
-        dimension=_dimension(width * len(pooling.modes), after),
-        max_tokens=_max_tokens(_limits(folder, prefix, sentence, encoder, config), config, elsewhere),
+        dimension=chained(width * len(pooling.modes), after) if kind == "dense" else 0,
+        max_tokens=_max_tokens(limits, config, elsewhere),
         pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
         vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
         lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
-        prompts=prompts,
-        default_prompt_name=default,
-        similarity=similarity,
+        prompts=with_markers(saved.prompts, heads.prompts),
+        default_prompt_name=saved.default_prompt_name,
+        similarity=saved.similarity,
+        classifier=classifier,
+        splade=heads.splade,
+        token_weights=heads.token_weights,
+        late=heads.late,
     )
 
 
@@ -88,6 +121,14 @@ def shipped_graph(folder: Path, encoder_path: str = "") -> str | None:
             if (folder / path).is_file():
                 return path
     return None
+
+
+def _config(folder: Path, prefix: str, elsewhere: bool) -> JsonFile:
+    name = f"{prefix}config.json"
+    config = read_object(folder, name)
+    if config is None and not elsewhere:
+        raise ModelFileError("is missing; this is no transformers model, or it is incomplete", file=name)
+    return config or JsonFile(name, {})
 
 
 def _encoder(folder: Path, config: JsonFile, path: str, elsewhere: bool) -> Encoder | None:
@@ -110,27 +151,13 @@ def _width(modules: Modules | None, encoder: Encoder | None, config: JsonFile, e
     return modules.width
 
 
-def _dimension(width: int, after: tuple[AfterPooling, ...]) -> int:
-    for module in after:
-        if isinstance(module, Normalize):
-            continue
-        takes, key = (
-            (module.in_features, "in_features") if isinstance(module, Dense) else (module.dimension, "dimension")
-        )
-        if width and takes != width:
-            raise ModelFileError(
-                f"takes {takes} dimensions, but {width} come in", file=f"{module.path}/config.json", key=key
-            )
-        width = module.dimension if isinstance(module, LayerNorm) else module.out_features
-    return width
-
-
-def _sentence_config(folder: Path, prefix: str) -> JsonFile | None:
+def _sentence_config(folder: Path, prefix: str, kind: str) -> JsonFile | None:
     config = next((found for name in SENTENCE_CONFIGS if (found := read_object(folder, prefix + name))), None)
     if config is None:
         return None
+    served = _SERVED[kind]
     for key, value in config.data.items():
-        if key in _SENTENCE_KEYS and value is not None and value != _SENTENCE_KEYS[key]:
+        if key in served and value is not None and value != served[key]:
             raise config.refuse(key, f"{value!r} is not supported")
     config.only(
         frozenset(_SENTENCE_KEYS)
@@ -158,15 +185,11 @@ def _max_tokens(limits: list[int], config: JsonFile, elsewhere: bool) -> int:
     return min(limits, default=0)
 
 
-def _limits(
-    folder: Path, prefix: str, sentence: JsonFile | None, encoder: Encoder | None, config: JsonFile
-) -> list[int]:
-    limits = _stated_lengths(folder, prefix, sentence)
+def _positions(encoder: Encoder | None, config: JsonFile) -> list[int]:
+    """The room in the position table, where that is known."""
     if encoder is not None:
-        limits.append(encoder.usable_positions)
-    elif "max_position_embeddings" in config:
-        limits.append(config.integer("max_position_embeddings", least=1))
-    return limits
+        return [encoder.usable_positions]
+    return [config.integer("max_position_embeddings", least=1)] if "max_position_embeddings" in config else []
 
 
 def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[int]:
@@ -181,23 +204,3 @@ def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> lis
         return []
     stated = tokenizer.number("model_max_length")
     return [int(stated)] if stated < _ENDLESS else []
-
-
-def _prompts(folder: Path) -> tuple[dict[str, str], str | None, str]:
-    config = read_object(folder, "config_sentence_transformers.json")
-    if config is None:
-        return {}, None, "cosine"
-    model_type = config.text("model_type", "SentenceTransformer")
-    if model_type != "SentenceTransformer":
-        raise config.refuse("model_type", f"{model_type!r} is not a dense text embedding model")
-    prompts = {name: text for name, text in config.object("prompts").items() if text is not None}
-    for name, text in prompts.items():
-        if not isinstance(text, str):
-            raise config.refuse(f"prompts.{name}", f"must be a string, not {text!r}")
-    default: Any = config.data.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        raise config.refuse("default_prompt_name", f"{default!r} is not among the prompts ({', '.join(prompts)})")
-    similarity = config.text("similarity_fn_name", "cosine")
-    if similarity not in SIMILARITIES:
-        raise config.refuse("similarity_fn_name", f"{similarity!r} is none of {', '.join(SIMILARITIES)}")
-    return prompts, default, similarity

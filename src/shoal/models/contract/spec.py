@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.models.contract.types import AfterPooling, Contract, Dense
+from shoal.models.contract.types import AfterPooling, Contract, Dense, Truncate
 from shoal.types import TextSpec
 
 SENTENCE = "sentence_embedding"
 
 
-def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pooled: str) -> TextSpec:
+def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pooled: str, tokens: str = "") -> TextSpec:
     """`tokenizer` is a file in the served model's folder; the graph takes `inputs` and gives `pooled`, which is the
-    sentence embedding itself, what stands before a final Normalize, or token vectors to be pooled."""
+    sentence embedding itself, what stands before a final Normalize, or token vectors to be pooled, and token vectors as
+    `tokens` where it does. A classifier's gives the logits that its contract names, and nothing else; other heads are
+    those of the contract."""
     return TextSpec(
         tokenizer=tokenizer,
         inputs=tuple(inputs),
@@ -30,9 +32,17 @@ def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pool
         sentence_embedding=SENTENCE,
         pooled=pooled,
         ends_normalized=contract.ends_normalized,
+        tokens=tokens,
+        score=contract.classifier.spec if contract.classifier else None,
+        sparse=contract.sparse,
+        multi=contract.late.spec if contract.late else None,
+        frame_tokens=contract.table is None,
+        dropped=contract.table.dropped if contract.table else (),
     )
 
 
 def _said(module: AfterPooling) -> str:
     tag = str(module.__struct_config__.tag)
+    if isinstance(module, Truncate):
+        return f"{tag}:{module.dimension}"
     return f"{tag}:{module.activation}" if isinstance(module, Dense) else tag

@@ -139,13 +139,13 @@ def write_graph(
     path: Path,
     *,
     inputs: Sequence[str],
-    outputs: Sequence[tuple[str, int]],
+    outputs: Sequence[tuple[str, Sequence[int | str]]],
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> list[Path]:
     """Write the graph; answers the files made: the graph, and `<name>_data` when the constants are external.
 
-    `inputs` are int64 [b, l]; `outputs` are (name, dimension), float32 [b, dimension].
+    `inputs` are int64 [b, l]; `outputs` are (name, axes), float32 [b, *axes]; "l" is the axis of the tokens.
     """
     import onnx
     from onnx import helper
@@ -160,7 +160,7 @@ def write_graph(
         graph.nodes,
         "shoal",
         [helper.make_tensor_value_info(name, INT64, ["b", "l"]) for name in inputs],
-        [helper.make_tensor_value_info(name, FLOAT, ["b", width]) for name, width in outputs],
+        [helper.make_tensor_value_info(name, FLOAT, ["b", *axes]) for name, axes in outputs],
     )
     _store(list(graph.constants.values()), proto.initializer, external, progress)
     model = helper.make_model(

@@ -1,7 +1,7 @@
 """The encoders of the BERT family as ONNX: input_ids and attention_mask in, token vectors [b, l, hidden] out.
 
-What the exported graphs carry and embeddings never need is left out: token types (row 0 is folded into the
-positions), dropout, the pooler. The attention scale is folded into the query's weights. Attention stays the plain
+What the exported graphs carry and nobody needs is left out: dropout, and where texts are read alone the token types
+(row 0 is folded into the positions). The attention scale is folded into the query's weights. Attention stays the plain
 MatMul, Add, Softmax, MatMul that engines recognise and fuse.
 """
 
@@ -92,16 +92,20 @@ def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
     )
 
 
-def build_encoder(graph: Graph, encoder: Encoder, weights: Weights) -> str:
-    """Append the encoder; answers the name of its token vectors. Raises ModelFileError for missing or odd tensors."""
-    return _Builder(graph, encoder, weights).tokens()
+def build_encoder(graph: Graph, encoder: Encoder, weights: Weights, *, segments: bool = False) -> str:
+    """Append the encoder; answers the name of its token vectors. Raises ModelFileError for missing or odd tensors.
+
+    `segments`: token types are an input, token_type_ids, for texts that are read in pairs.
+    """
+    return _Builder(graph, encoder, weights, segments).tokens()
 
 
 class _Builder:
-    def __init__(self, graph: Graph, encoder: Encoder, weights: Weights) -> None:
+    def __init__(self, graph: Graph, encoder: Encoder, weights: Weights, segments: bool) -> None:
         self.graph = graph
         self.encoder = encoder
         self.weights = weights
+        self.segments = segments
         self.prefix = tensor_prefix(encoder, weights)
 
     def tokens(self) -> str:
@@ -115,6 +119,8 @@ class _Builder:
     def _embeddings(self) -> str:
         graph, encoder = self.graph, self.encoder
         word = graph.op("Gather", self._words(), "input_ids")
+        if self.segments:
+            word = graph.op("Add", word, graph.op("Gather", self._segment_table(), "token_type_ids"))
         positions = self._position_table()
         if encoder.position_offset:
             return graph.op("Add", word, graph.op("Gather", positions, self._positions()))
@@ -209,13 +215,18 @@ class _Builder:
         self.weights.check(self.prefix + name, shape)
         return self.graph.weight(name, shape, lambda: self.weights.get(self.prefix + name, shape))
 
+    def _segment_table(self) -> str:
+        name, shape = "embeddings.token_type_embeddings.weight", (self.encoder.token_types, self.encoder.hidden)
+        self.weights.check(self.prefix + name, shape)
+        return self.graph.weight(name, shape, lambda: self.weights.get(self.prefix + name, shape))
+
     def _position_table(self) -> str:
-        """The position table, with row 0 of the token types added where the family has them."""
+        """The position table, with row 0 of the token types added where the family has them and no input does."""
         encoder, weights = self.encoder, self.weights
         name, shape = "embeddings.position_embeddings.weight", (encoder.max_positions, encoder.hidden)
         types, types_shape = "embeddings.token_type_embeddings.weight", (encoder.token_types, encoder.hidden)
         weights.check(self.prefix + name, shape)
-        if not encoder.token_types:
+        if not encoder.token_types or self.segments:
             return self.graph.weight(name, shape, lambda: weights.get(self.prefix + name, shape))
         weights.check(self.prefix + types, types_shape)
         return self.graph.weight(

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.contract.types import Contract, Dense, LayerNorm, Pooling
+from shoal.models.contract.types import Contract, Dense, LayerNorm, Pooling, Truncate
 from shoal.models.graphs.builder import Graph
-from shoal.models.graphs.weights import open_weights
+from shoal.models.graphs.weights import Weights, open_file, open_weights
 
 SENTENCE = "sentence_embedding"
 POOLED = "pooled"
+TOKENS = "token_embeddings"
 TORCH_NORM_EPS = 1e-5
 """torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
 
@@ -30,18 +31,25 @@ def build_head(graph: Graph, contract: Contract, folder: Path, tokens: str, *, n
 
     POOLED is what stands before a final Normalize; without one both outputs are equal.
     """
-    pooled = _pool(graph, contract.pooling, tokens)
+    append_modules(graph, contract, folder, _pool(graph, contract.pooling, tokens), name=name)
+
+
+def append_modules(graph: Graph, contract: Contract, folder: Path, pooled: str, *, name: str | None = SENTENCE) -> None:
+    """Append the modules alone, after one vector a text [b, width]; the outputs are those of `build_head`."""
     modules = contract.modules[:-1] if contract.ends_normalized else contract.modules
     for module in modules:
         if isinstance(module, Dense):
-            pooled = _dense(graph, module, folder, pooled)
+            pooled = append_dense(graph, module, folder, pooled)
         elif isinstance(module, LayerNorm):
             pooled = _layer_norm(graph, module, folder, pooled)
+        elif isinstance(module, Truncate):
+            ends = graph.integers(module.dimension)
+            pooled = graph.op("Slice", pooled, graph.integers(0), ends, graph.integers(-1))
         else:
-            pooled = _normalize(graph, pooled)
+            pooled = append_normalize(graph, pooled)
     graph.op("Identity", pooled, name=POOLED)
     if name is not None and contract.ends_normalized:
-        _normalize(graph, POOLED, name)
+        append_normalize(graph, POOLED, name)
     elif name is not None:
         graph.op("Identity", pooled, name=name)
 
@@ -130,24 +138,33 @@ def _pick(graph: Graph, tokens: str, where: str) -> str:
     return _sum(graph, tokens, where)
 
 
-def _normalize(graph: Graph, value: str, name: str | None = None) -> str:
+def append_normalize(graph: Graph, value: str, name: str | None = None) -> str:
+    """Every vector to unit length, along the last axis."""
     length = graph.op("Max", graph.reduce("ReduceL2", value, -1, keep=True), graph.number(1e-12))
     return graph.op("Div", value, length, name=name)
 
 
-def _dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
-    weights = open_weights(folder, dense.path)
+def append_dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
+    """The layer over vectors [..., in_features]. Raises ModelFileError for weights that do not fit it."""
+    weights = open_file(folder, dense.file) if dense.file else open_weights(folder, dense.path)
     shape = (dense.out_features, dense.in_features)
-    weights.check("linear.weight", shape)
-    weight = graph.weight(
-        f"{dense.path}.weight", shape[::-1], lambda: np.ascontiguousarray(weights.get("linear.weight", shape).T)
-    )
-    value = graph.op("MatMul", value, weight)
+    out = graph.op("MatMul", value, _matrix(graph, weights, f"{dense.stem}weight", f"{dense.place}.weight", shape))
     if dense.bias:
-        weights.check("linear.bias", shape[:1])
-        bias = graph.weight(f"{dense.path}.bias", shape[:1], lambda: weights.get("linear.bias", shape[:1]))
-        value = graph.op("Add", value, bias)
-    return graph.activate(dense.activation, value)
+        name = f"{dense.stem}bias"
+        weights.check(name, shape[:1])
+        out = graph.op("Add", out, graph.weight(f"{dense.place}.bias", shape[:1], lambda: weights.get(name, shape[:1])))
+    out = graph.activate(dense.activation, out)
+    if not dense.residual:
+        return out
+    if dense.in_features != dense.out_features:
+        value = graph.op("MatMul", value, _matrix(graph, weights, "residual.weight", f"{dense.place}.residual", shape))
+    return graph.op("Add", out, value)
+
+
+def _matrix(graph: Graph, weights: Weights, name: str, own: str, shape: tuple[int, int]) -> str:
+    """A matrix that is stored as (out, in), as the constant `own` to multiply with."""
+    weights.check(name, shape)
+    return graph.weight(own, shape[::-1], lambda: np.ascontiguousarray(weights.get(name, shape).T))
 
 
 def _layer_norm(graph: Graph, norm: LayerNorm, folder: Path, value: str) -> str:

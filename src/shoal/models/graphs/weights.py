@@ -20,7 +20,15 @@ Floats = npt.NDArray[np.float32]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("<i1"),
+}
 _MAX_HEADER = 100_000_000
 """The format's own bound on its header."""
 
@@ -44,7 +52,8 @@ class Weights:
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        """Whether there are weights of that name: integers are no weights."""
+        return name in self._tensors and self._tensors[name].data.dtype.kind != "i"
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
         """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
@@ -58,10 +67,34 @@ class Weights:
         """Raise what `get` would, without reading the data."""
         self._stored(name, shape)
 
-    def _stored(self, name: str, shape: tuple[int, ...]) -> _Tensor:
+    def table(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix of floats, or of the int8 that stand for them. Raises as `get` does."""
+        shape = self._any(name).data.shape
+        if len(shape) != 2 or 0 in shape:
+            raise ModelFileError(f"must be a matrix, not of shape {list(shape)}", file=self.where, key=name)
+        return shape[0], shape[1]
+
+    def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
+        """Rows of such a matrix as float32."""
+        return _float32(self._any(name).data[wanted])
+
+    def integers(self, name: str) -> npt.NDArray[np.int64] | None:
+        """A list of integers, None where there is none of that name."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.data.dtype.kind != "i" or tensor.data.ndim != 1:
+            return None
+        return tensor.data.astype(np.int64)
+
+    def _any(self, name: str) -> _Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
+        return tensor
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> _Tensor:
+        tensor = self._any(name)
+        if tensor.data.dtype.kind == "i":
+            raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
         if tensor.data.shape != shape:
             raise ModelFileError(
                 f"has shape {list(tensor.data.shape)}, but the configuration says {list(shape)}",
@@ -87,8 +120,8 @@ def open_weights(folder: Path, path: str = "") -> Weights:
     for name in PICKLES:
         if (folder / prefix / name).is_file():
             raise ModelFileError(
-                "holds pickled weights, which can run code and are never read; use a revision with model.safetensors, "
-                "or save the model again with safe_serialization=True",
+                "holds pickled weights, which can run code and are never read here; use a revision with "
+                "model.safetensors, save the model again with safe_serialization=True, or install the 'convert' extra",
                 file=prefix + name,
             )
     raise ModelFileError(
@@ -96,6 +129,13 @@ def open_weights(folder: Path, path: str = "") -> Weights:
         "read, use a revision with safetensors",
         file=prefix + WEIGHTS,
     )
+
+
+def open_file(folder: Path, name: str) -> Weights:
+    """The tensors of one safetensors file. Raises ModelFileError for a missing or broken one."""
+    if not (folder / name).is_file():
+        raise ModelFileError("is missing; fetch the model again", file=name)
+    return Weights(name, _read_file(folder, name))
 
 
 def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) -> dict[str, _Tensor]:
@@ -132,7 +172,7 @@ def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
         begin, end = entry.data_offsets
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
-            # Buffers such as position_ids are integers and never asked for: only a float weight can be.
+            # Booleans and what newer versions of the format know; asked for, they are missing.
             continue
         count = int(np.prod(entry.shape, dtype=np.int64))
         if not 0 <= begin <= end <= size - start or end - begin != count * dtype.itemsize:

@@ -19,6 +19,12 @@ _IR_TOKENIZERS = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "de
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
+"""What bge-m3 computes beside its dense vectors."""
+
+_METADATA = "artifact.metadata"
+"""The settings of a ColBERT of the Stanford library, as JSON."""
+
 _GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
 _GENERATES = "generation_config.json"
@@ -119,18 +125,20 @@ def _choose_here(names: set[str]) -> set[str]:
         for name in names
         if "/" not in name and name.endswith(_SETTINGS) and not name.endswith((".bin.index.json", ".h5.index.json"))
     }
-    settings |= {name for name in names if _MORE_TEMPLATES.fullmatch(name)}
+    settings |= {name for name in names if name == _METADATA or _MORE_TEMPLATES.fullmatch(name)}
+    heads = names & set(_HEADS)
     weights = {name for name in names if _WEIGHTS.fullmatch(name)}
     if "onnx/model.onnx" in names:
         weights |= _with_external_data(names, "onnx/model.onnx")
     elif "model.onnx" in names and not weights:
         weights |= _with_external_data(names, "model.onnx")
-    return settings | weights
+    return settings | weights | heads
 
 
 def _with_external_data(names: set[str], graph: str) -> set[str]:
-    """A graph and the files beside it that hold its tensors: model.onnx_data, model.onnx.data, model.onnx_data_1."""
+    """A graph and the files beside it that hold its tensors: model.onnx_data, model.onnx.data, model.onnx_data_1, and
+    the constants that PyTorch's exporter writes out of a large one (Constant_7_attr__value, as of bge-m3)."""
     stem = PurePosixPath(graph).name
     parent = graph.removesuffix(stem)
-    pattern = re.compile(re.escape(parent + stem) + r"([._]data(_\d+)?)?")
+    pattern = re.compile(re.escape(parent) + rf"({re.escape(stem)}([._]data(_\d+)?)?|Constant_\d+_attr__value)")
     return {name for name in names if pattern.fullmatch(name)}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from shoal.backends.openai.client import Client
+from shoal.backends._http_client import Client
 from shoal.backends.openai.replicas import Fleet, Replica
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.protocols import ModelFacts

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from shoal.backends._http_client import Client
 from shoal.backends.openai import engine as engine_module
-from shoal.backends.openai.client import Client
-from shoal.backends.openai.engine import MAX_BATCH_SIZE, UpstreamEngine, batch_limit, divided
+from shoal.backends.openai.engine import MAX_BATCH_SIZE, UpstreamEngine, batch_limit
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -339,13 +337,3 @@ class TestNumbers:
     )
     def test_the_limit_that_a_refusal_tells(self, words: str, limit: int | None) -> None:
         assert batch_limit(words) == limit
-
-    @given(st.integers(0, 10**6), st.lists(st.integers(0, 10**5), min_size=1, max_size=20))
-    def test_parts_have_the_sum(self, total: int, sizes: list[int]) -> None:
-        parts = divided(total, sizes)
-        assert sum(parts) == total
-        assert len(parts) == len(sizes)
-        whole = sum(sizes)
-        if whole:
-            assert all(abs(part - total * size / whole) < 1 for part, size in zip(parts, sizes, strict=True))
-        assert min(parts) >= 0

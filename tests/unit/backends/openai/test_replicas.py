@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from shoal.backends._http_answer import Unreached
+from shoal.backends._http_client import Client
 from shoal.backends.openai import replicas as replicas_module
-from shoal.backends.openai.client import Client
-from shoal.backends.openai.errors import Unreached
 from shoal.backends.openai.replicas import LONGEST_PAUSE_S, MAX_FAILURES, Attempt, Fleet, Replica, look
 from shoal.backends.openai.runner import UpstreamOptions
 from shoal.errors import DeadlineExceeded, EngineFailed, InvalidValue, TransportFailed, Unavailable, UpstreamRefused

@@ -115,7 +115,7 @@ class TestRequests:
     async def test_what_cannot_be_asked(self, runner: UpstreamRunner) -> None:
         with pytest.raises(Malformed):
             await chunks_of(runner, typed(raw=("openai.chat", b"[]")))
-        with pytest.raises(Unsupported, match="does not embed"):
+        with pytest.raises(Unsupported, match="does nothing else"):
             await runner.run(Embed(model="mine", inputs=["a"]), context())
 
 

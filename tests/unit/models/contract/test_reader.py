@@ -292,7 +292,7 @@ def test_poolings_that_are_refused(tmp_path: Path, pooling: dict[str, Any], key:
         ({"activation_function": "torch.nn.modules.activation.Mish"}, "activation_function"),
         ({"activation_function": "own.Activation"}, "activation_function"),
         ({"in_features": 17}, "in_features"),
-        ({"use_residual": True}, "use_residual"),
+        ({"use_residual": "yes"}, "use_residual"),
         ({"module_input_name": "token_embeddings"}, "module_input_name"),
         ({"rank": 4}, "rank"),
     ],

@@ -102,8 +102,10 @@ def test_token_vectors_are_pooled(tmp_path: Path, opset: int, engine: str) -> No
     ship(folder, opset=opset)
     before = (folder / NAME).read_bytes()
     _, taken, target = take(folder)
-    assert taken == Taken(("input_ids", "attention_mask"), "pooled", "token-level", TABLE.size, ())
-    got = RUNS[engine](target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding", "pooled"))
+    inputs, outputs = ("input_ids", "attention_mask"), ("sentence_embedding", "pooled", "token_embeddings")
+    assert taken == Taken(inputs, "pooled", "token_embeddings", "token-level", TABLE.size, ())
+    got = RUNS[engine](target)({"input_ids": IDS, "attention_mask": MASK}, outputs)
+    assert np.array_equal(got["token_embeddings"], TABLE[IDS])
     assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5
     assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
     assert (folder / NAME).read_bytes() == before
@@ -130,7 +132,7 @@ def test_a_pooled_graph_is_not_pooled_again(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("sentence_embedding",))
     _, taken, target = take(folder)
-    assert (taken.kind, taken.pooled) == ("pooled", "sentence_embedding")
+    assert (taken.kind, taken.pooled, taken.tokens) == ("pooled", "sentence_embedding", "")
     got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding",))
     assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
 
@@ -140,18 +142,20 @@ def test_a_pooled_graph_with_token_vectors_also_gives_raw_vectors(tmp_path: Path
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     _, taken, target = take(folder)
-    assert (taken.kind, taken.pooled) == ("pooled", "pooled")
+    assert (taken.kind, taken.pooled, taken.tokens) == ("pooled", "pooled", "token_embeddings")
     got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding", "pooled"))
     assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5
     assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
-    assert [port.name for port in onnx.load(target).graph.output] == ["sentence_embedding", "pooled"]
+    names = ["sentence_embedding", "pooled", "token_embeddings"]
+    assert [port.name for port in onnx.load(target).graph.output] == names
 
 
 def test_a_pooled_graph_of_a_model_without_normalize(tmp_path: Path) -> None:
     """Both outputs are then one and the same."""
     folder = checkpoint(tmp_path, after=())
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
-    assert take(folder)[1].pooled == "sentence_embedding"
+    taken = take(folder)[1]
+    assert (taken.pooled, taken.tokens) == ("sentence_embedding", "token_embeddings")
 
 
 def test_the_only_output_with_two_axes_is_the_embedding(tmp_path: Path) -> None:

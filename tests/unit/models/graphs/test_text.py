@@ -187,6 +187,19 @@ def test_the_longest_text_fits(tmp_path: Path) -> None:
         assert min_cosine(got, expected.sentence) > 0.999999
 
 
+@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_vectors_are_given_as_well(tmp_path: Path, kind: str, engine: str) -> None:
+    """Before pooling and modules, a row a token; those of padding mean nothing."""
+    contract, path = build(checkpoint(tmp_path, kind))
+    assert contract.encoder is not None
+    texts = [np.array([2, 9, 10, 11, 3]), np.array([2, 3])]
+    got = RUNS[engine](path)(padded(contract, texts, [0, 0]), ("token_embeddings",))["token_embeddings"]
+    assert got.shape[0] == 2 and got.shape[2] == HIDDEN
+    for row, tokens in zip(got, embed(tmp_path, contract, contract.encoder, texts).tokens, strict=True):
+        assert np.abs(row[: len(tokens)] - tokens).max() < 2e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_head_puts_a_prefix_before_the_names(tmp_path: Path, kind: str) -> None:
     """Weights saved with a language model's head give the same graph as those without, byte for byte."""

@@ -76,7 +76,7 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
     (tmp_path / "2_Dense").mkdir()
     (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert not has_weights(tmp_path, "2_Dense")
-    with pytest.raises(ModelFileError, match=r"never read; use a revision with model\.safetensors") as caught:
+    with pytest.raises(ModelFileError, match=r"never read here; use a revision with model\.safetensors") as caught:
         open_weights(tmp_path, "2_Dense")
     assert caught.value.file == "2_Dense/pytorch_model.bin"
 

@@ -36,7 +36,10 @@ def test_shards_come_with_their_index() -> None:
     assert set(shards) < set(choose([*BASE, *shards]))
 
 
-@pytest.mark.parametrize("data", ["onnx/model.onnx_data", "onnx/model.onnx.data", "onnx/model.onnx_data_1"])
+@pytest.mark.parametrize(
+    "data",
+    ["onnx/model.onnx_data", "onnx/model.onnx.data", "onnx/model.onnx_data_1", "onnx/Constant_7_attr__value"],
+)
 def test_external_tensors_come_with_their_graph(data: str) -> None:
     """A graph that keeps its tensors in a file beside it is fetched with that file."""
     assert data in choose([*BASE, "onnx/model.onnx", data])
@@ -82,3 +85,11 @@ def test_without_weights_the_settings_are_left() -> None:
     assert choose(["tokenizer.json", "pytorch_model.bin"], weights=False) == ["tokenizer.json"]
     with pytest.raises(SourceError, match=r"tokenizer\.json"):
         choose(["model.safetensors", "vocab.txt"], weights=False)
+
+
+def test_heads_beside_an_encoder_are_taken() -> None:
+    """bge-m3's, once they are safetensors; and the settings of a ColBERT of the Stanford library."""
+    heads = ["sparse_linear.safetensors", "colbert_linear.safetensors"]
+    names = [*BASE, "model.safetensors", *heads, "sparse_linear.pt", "artifact.metadata", "other.metadata"]
+    assert choose(names) == sorted([*BASE, "model.safetensors", *heads, "artifact.metadata"])
+    assert not set(heads) & set(choose(names, weights=False))

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shoal.backends.openai import client as client_module
-from shoal.backends.openai.client import Client
-from shoal.backends.openai.errors import Unreached
+from shoal.backends import _http_client as client_module
+from shoal.backends._http_answer import Unreached
+from shoal.backends._http_client import Client
 from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed, ShoalError, TransportFailed
 from tests.fakes.openai_server import Exchange, FakeUpstream, Script, answer
 

@@ -1,4 +1,4 @@
-"""One connection pool to an OpenAI-compatible server.
+"""One connection pool to a server that speaks HTTP and JSON.
 
 What goes out is what is written here: no headers of clients, no cookies, no proxy of the environment, no redirects.
 Every call takes an absolute `deadline` in seconds of `time.monotonic()`. A call that is given up, in whatever phase,
@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDictProxy
 
-from shoal.backends.openai.errors import Answer, Unreached, transport_error
+from shoal.backends._http_answer import Answer, Unreached, transport_error
 from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20

@@ -1,0 +1,328 @@
+"""Models in this process, without HTTP: the same gateway and lanes as `shoal serve`, behind a few plain methods.
+
+One thread of its own runs one event loop for all callers, synchronous ones from any thread and asynchronous ones from
+any loop alike: only there can their inputs meet in one batch. Nothing is changed for the process: no signals, no
+logging, no port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast, overload
+
+import msgspec
+import numpy as np
+
+from shoal import config
+from shoal.background import Background
+from shoal.config import Loaded
+from shoal.errors import ConfigError, WrongType
+from shoal.models.address import parse_served
+from shoal.settings import BY_NAME
+from shoal.types import Classify, Embed, Embedded, Rerank, Scored, TextItem, TextPair, VectorKind, Vectors
+
+T = TypeVar("T")
+
+CHUNK = 512
+"""Items that go to the gateway at once: full batches on every slot, and others have their turn in between."""
+
+_SERVERS_OWN = ("Server", "Logs")
+"""Sections of settings that are about a server."""
+
+_log = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document and how well it answers; `index` is its place in the list that was given."""
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    label: str
+    score: float
+
+
+def open(*models: str, config: str | os.PathLike[str] | None = None, **settings: Any) -> Shoal:
+    """Run these models in this process: addresses as on the command line of `shoal serve`; none is what SHOAL_MODELS,
+    or the file, or else the default says.
+
+    `settings` go by the names of docs/settings.md and stand above SHOAL_* variables, these above the file `config`; no
+    file is read that was not named. Answers at once: models load behind it, and `with`, `async with` or the first call
+    wait for them. Raises ConfigError and AddressError for what can be seen before that.
+    """
+    return Shoal(_loaded(models, config, settings))
+
+
+class Shoal:
+    """Models that run in this process, made by `shoal.open`; close it, or use it as a context manager.
+
+    Every method may be called from any thread, the asynchronous ones from any event loop; many at once share batches.
+    They raise ShoalErrors: RequestError for what the caller asked, CapacityError, BackendError, SetupError when a model
+    could not be loaded. `model` "" is the default one. Lists of any length are cut up and put together again. A call
+    that is cancelled, or interrupted, leaves the queue.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._background = Background(loaded)
+
+    # -- the models, synchronous
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[TextItem],
+        *,
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Vectors: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[TextItem],
+        *,
+        outputs: Sequence[VectorKind],
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Embedded: ...
+
+    def embed(
+        self, texts: Sequence[TextItem], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+    ) -> Vectors | Embedded:
+        """float32 [texts, dimension], one row a text in their order; with `outputs` every kind of vector named there,
+        with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`."""
+        return self._background.wait(self._embed(texts, outputs, options))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[Ranked]:
+        """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given.
+        A model that only embeds ranks by its vectors."""
+        return self._background.wait(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+
+    def classify(
+        self,
+        inputs: Sequence[str | TextPair],
+        *,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[list[Label]]:
+        """The labels of each text, or of each pair of texts, by descending score."""
+        return self._background.wait(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    # -- the same, asynchronous
+
+    @overload
+    async def aembed(
+        self,
+        texts: Sequence[TextItem],
+        *,
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Vectors: ...
+
+    @overload
+    async def aembed(
+        self,
+        texts: Sequence[TextItem],
+        *,
+        outputs: Sequence[VectorKind],
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Embedded: ...
+
+    async def aembed(
+        self, texts: Sequence[TextItem], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+    ) -> Vectors | Embedded:
+        """As `embed`."""
+        return await self._background.awaited(self._embed(texts, outputs, options))
+
+    async def arerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[Ranked]:
+        """As `rerank`."""
+        return await self._background.awaited(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+
+    async def aclassify(
+        self,
+        inputs: Sequence[str | TextPair],
+        *,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[list[Label]]:
+        """As `classify`."""
+        return await self._background.awaited(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    # -- its life
+
+    def __enter__(self) -> Self:
+        try:
+            self._background.wait_ready()
+        except BaseException:  # also when it is interrupted: nobody else will close it
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._background.ready()
+        except BaseException:  # as in `__enter__`
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Free everything; calls under way fail with Unavailable. A second call does nothing more."""
+        self._background.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        await asyncio.to_thread(self.close)
+
+    # -- on the loop
+
+    async def _embed(
+        self, texts: Sequence[TextItem], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
+    ) -> Vectors | Embedded:
+        inputs = _listed(texts, "texts")
+        options = {"model": "", **options, "outputs": ("dense",) if outputs is None else tuple(outputs)}
+        tasks = [Embed(inputs=part, **options) for part in _parts(inputs)]
+        found = cast(list[Embedded], await self._background.results(tasks))
+        return _joined_vectors(found) if outputs is None else _joined(found)
+
+    async def _rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None, options: dict[str, Any]
+    ) -> list[Ranked]:
+        texts = _listed(documents, "documents")
+        tasks = [Rerank(queries=[query], documents=part, **options) for part in _parts(texts)]
+        found = cast(list[Scored], await self._background.results(tasks))
+        scores = [float(score) for each in found for score in each.scores[:, 0]]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return [Ranked(index, scores[index], texts[index]) for index in order[:top_n]]
+
+    async def _classify(self, inputs: Sequence[str | TextPair], options: dict[str, Any]) -> list[list[Label]]:
+        listed = [tuple(each) if isinstance(each, list) else each for each in _listed(inputs, "inputs")]
+        found = cast(
+            list[Scored], await self._background.results([Classify(inputs=part, **options) for part in _parts(listed)])
+        )
+        gateway = self._background.gateway
+        facts = gateway.model(gateway.resolve(options["model"], "classify")[0]).facts
+        labels = facts.labels if facts is not None else ()
+        return [
+            sorted(map(Label, labels, row.tolist()), key=lambda each: -each.score)
+            for each in found
+            for row in each.scores
+        ]
+
+
+def _loaded(models: Sequence[str], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
+    for name in settings:
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+            raise ConfigError(f"{name} is not a setting: {hint}", param=name)
+        if BY_NAME[name].section in _SERVERS_OWN:
+            raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
+    loaded = config.load({**settings, config.MODELS: models}, os.environ, None if file is None else Path(file))
+    for address in loaded.served:
+        parse_served(loaded.meant(address))
+    for warning in loaded.warnings:
+        _log.warning("%s", warning)
+    return loaded
+
+
+def _task(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]:
+    return {"model": model, "raw_scores": raw_scores, "truncate": truncate}
+
+
+def _listed(given: Sequence[T], name: str) -> list[T]:
+    if isinstance(given, str | bytes):
+        raise WrongType(f"{name} must be a list: put one text into [...]", param=name)
+    return list(given)
+
+
+def _parts(items: list[T]) -> list[list[T]]:
+    """At least one, so that what is empty is refused by the gateway as everywhere."""
+    return [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)] or [items]
+
+
+def _joined_vectors(found: Sequence[Embedded]) -> Vectors:
+    """The caller's own: a row of one text may be a view of a whole batch, or of a cache."""
+    vectors: Vectors = np.concatenate([each.vectors for each in found])
+    return vectors
+
+
+def _joined(found: Sequence[Embedded]) -> Embedded:
+    largest = max((each.facts for each in found), key=lambda facts: facts.size)
+    facts = msgspec.structs.replace(
+        largest,
+        batches=sum(each.facts.batches for each in found),
+        cached=sum(each.facts.cached for each in found),
+        queue_ms=max(each.facts.queue_ms for each in found),
+        prepare_ms=max(each.facts.prepare_ms for each in found),
+        infer_ms=max(each.facts.infer_ms for each in found),
+    )
+    return Embedded(
+        vectors=_joined_vectors(found),
+        tokens=[count for each in found for count in each.tokens],
+        truncated=sum(each.truncated for each in found),
+        facts=facts,
+        space=found[0].space,
+        sparse=[row for each in found for row in each.sparse],
+        token_vectors=[row for each in found for row in each.token_vectors],
+        multi_vectors=[row for each in found for row in each.multi_vectors],
+    )

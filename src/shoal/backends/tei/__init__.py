@@ -1,0 +1,1 @@
+"""Hugging Face text-embeddings-inference as a place where models run: one server, one model, over HTTP."""

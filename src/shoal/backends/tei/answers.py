@@ -1,0 +1,164 @@
+"""Bodies of text-embeddings-inference's answers to arrays.
+
+Numbers are JSON texts of float32, so nothing is lost; `null` stands for NaN and infinity (serde_json writes it so) and
+becomes NaN here, which fails its own row later. Whatever is not one row for each input raises EngineFailed.
+
+Measured for 32 rows of 1,024 floats (360 kB): 1.5 ms by a typed decoder and one conversion, 6 ms by numpy's own reader
+of text. A large answer is decoded in pieces, since a decoder holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from shoal.errors import EngineFailed
+from shoal.types import Array, SparseVector, Vectors
+
+PIECE_BYTES = 2**19
+"""Of an answer that is decoded in one go: about 2 ms."""
+
+
+class _Term(msgspec.Struct, gc=False):
+    index: int
+    value: float | None
+
+
+class _Prediction(msgspec.Struct, gc=False):
+    label: str
+    score: float | None
+
+
+T = TypeVar("T")
+Row = list[float | None]
+
+_ROWS = msgspec.json.Decoder(list[msgspec.Raw])
+_VECTORS = msgspec.json.Decoder(list[Row])
+_MATRICES = msgspec.json.Decoder(list[list[Row]])
+_SPARSE = msgspec.json.Decoder(list[list[_Term]])
+_PREDICTIONS = msgspec.json.Decoder(list[list[_Prediction]])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+async def vectors(body: bytes, count: int, where: str) -> Vectors:
+    """Of /embed: float32 [count, dimension]."""
+    rows: list[Vectors] = []
+    for piece in await _pieces(body, _VECTORS, count, where):
+        if len({len(row) for row in piece}) > 1:
+            raise EngineFailed(f"the server at {where} answered vectors of several lengths")
+        rows.append(_array(piece))
+        await _turn(len(body))
+    if len({each.shape[1] for each in rows}) != 1 or not rows[0].shape[1]:
+        raise EngineFailed(f"the server at {where} answered vectors of several lengths, or of none")
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+async def token_vectors(body: bytes, count: int, where: str) -> Array:
+    """Of /embed_all: an object array [count] of float32 [tokens, dimension]."""
+    found = np.empty(count, dtype=object)
+    at = 0
+    for piece in await _pieces(body, _MATRICES, count, where):
+        for matrix in piece:
+            if not matrix or len({len(row) for row in matrix}) != 1 or not matrix[0]:
+                raise EngineFailed(f"the server at {where} answered token vectors of several lengths, or none")
+            found[at] = _array(matrix)
+            at += 1
+        await _turn(len(body))
+    return found
+
+
+async def sparse_vectors(body: bytes, count: int, where: str) -> Array:
+    """Of /embed_sparse: an object array [count] of SparseVector."""
+    found = np.empty(count, dtype=object)
+    at = 0
+    for piece in await _pieces(body, _SPARSE, count, where):
+        for terms in piece:
+            found[at] = _sparse(terms, where)
+            at += 1
+        await _turn(len(body))
+    return found
+
+
+async def scores(body: bytes, count: int, labels: Sequence[str], where: str) -> Vectors:
+    """Of /predict, which sorts by score: float32 [count, labels] in the order of `labels`. Of one label the name is not
+    looked at."""
+    places = {label: at for at, label in enumerate(labels)}
+    found = np.empty((count, len(labels)), dtype=np.float32)
+    at = 0
+    for piece in await _pieces(body, _PREDICTIONS, count, where):
+        for told in piece:
+            values = {places.get(each.label, 0 if len(labels) == 1 else -1): each.score for each in told}
+            values.pop(-1, None)
+            if len(told) != len(labels) or len(values) != len(labels):
+                raise EngineFailed(
+                    f"the server at {where} scored other labels than its /info names ({', '.join(labels[:10])})"
+                )
+            with np.errstate(over="ignore"):
+                found[at] = [_number(values[place]) for place in range(len(labels))]
+            at += 1
+        await _turn(len(body))
+    return found
+
+
+def _sparse(terms: Sequence[_Term], where: str) -> SparseVector:
+    if any(not 0 <= term.index < 2**31 for term in terms):
+        raise EngineFailed(f"the server at {where} answered a sparse vector with an index that is no token id")
+    indices = np.array([term.index for term in terms], dtype=np.int32)
+    with np.errstate(over="ignore"):
+        values = np.array([_number(term.value) for term in terms], dtype=np.float32)
+    if (np.diff(indices) <= 0).any():
+        order = np.argsort(indices, kind="stable")
+        indices, values = indices[order], values[order]
+        if (np.diff(indices) == 0).any():
+            raise EngineFailed(f"the server at {where} answered a sparse vector that names an index twice")
+    return SparseVector(indices, values)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _array(rows: Sequence[Row]) -> Vectors:
+    with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
+        return np.array(rows, dtype=np.float32)
+
+
+async def _pieces(body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, where: str) -> list[list[T]]:
+    """The decoded rows of an answer, in pieces of about PIECE_BYTES."""
+    try:
+        if len(body) <= PIECE_BYTES:
+            pieces = [decoder.decode(body)]
+        else:
+            pieces = []
+            for part in _parted(_ROWS.decode(body)):
+                pieces.append(decoder.decode(b"[" + b",".join(part) + b"]"))
+                await _turn(len(body))
+    except _UNREADABLE as error:
+        raise EngineFailed(f"the server at {where} answered what it should not have: {error}") from None
+    if (rows := sum(map(len, pieces))) != count:
+        raise EngineFailed(f"the server at {where} answered {rows} rows for {count} inputs")
+    return pieces
+
+
+def _parted(rows: Sequence[Any]) -> list[list[bytes]]:
+    """Rows in parts of at least one, and of about PIECE_BYTES."""
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for row in rows:
+        data = bytes(row)
+        if parts[-1] and size + len(data) > PIECE_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(data)
+        size += len(data)
+    return parts
+
+
+async def _turn(size: int) -> None:
+    """Let others run, where there is much to do."""
+    if size > PIECE_BYTES:
+        await asyncio.sleep(0)

@@ -1,0 +1,147 @@
+"""The tokenizer of a text-embeddings-inference server, shown to clients: POST /tokenize and /decode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from shoal.backends._http_answer import said
+from shoal.backends.tei.engine import TeiEngine
+from shoal.backends.tei.errors import engine_error
+from shoal.core.protocols import Token
+from shoal.errors import EngineFailed, InputRejected, InvalidValue, Unavailable
+from shoal.types import Array
+
+ASK_S = 30.0
+"""For a call: tokenising has no deadline of its own."""
+
+
+class TokenWire(msgspec.Struct, gc=False):
+    id: int
+    text: str
+    special: bool
+    start: int | None = None
+    stop: int | None = None
+
+
+T = TypeVar("T")
+
+_TOKENS = msgspec.json.Decoder(list[list[TokenWire]])
+_TEXTS = msgspec.json.Decoder(list[str])
+
+
+class TeiCodec:
+    """TextCodec of the first of these servers that is there; calls hold as many inputs as the server takes.
+
+    Offsets come as bytes of prompt and text, and are told as characters of them. Besides InvalidValue it raises
+    Unavailable and TransportFailed while no server is there, and EngineFailed.
+    """
+
+    def __init__(self, engines: Sequence[TeiEngine]) -> None:
+        self._engines = engines
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        options = {"add_special_tokens": add_special_tokens} | ({"prompt_name": prompt_name} if prompt_name else {})
+        found: list[list[Token]] = []
+        for some in self._parts(texts):
+            body = msgspec.json.encode({"inputs": some, **options})
+            told: list[list[TokenWire]] = await self._asked("/tokenize", body, _TOKENS, len(some), "inputs")
+            found += [tokens_of(text, row) for text, row in zip(some, told, strict=True)]
+        return found
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        found: list[str] = []
+        for some in self._parts(ids):
+            body = msgspec.json.encode({"ids": some, "skip_special_tokens": skip_special_tokens})
+            texts: list[str] = await self._asked("/decode", body, _TEXTS, len(some), "ids")
+            found += texts
+        return found
+
+    def _parts(self, items: Sequence[T]) -> list[list[T]]:
+        most = self._engine().info.max_client_batch_size
+        return [list(items[at : at + most]) for at in range(0, len(items), most)]
+
+    async def _asked(
+        self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, param: str
+    ) -> list[T]:
+        client = self._engine().client
+        answer = await client.post(path, body, time.monotonic() + ASK_S)
+        if answer.status != 200:
+            error = engine_error(answer, client.base)
+            if isinstance(error, InputRejected):
+                raise InvalidValue(f"the model's server refuses this{said(answer)}", param=param)
+            raise error
+        try:
+            told = decoder.decode(answer.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"the server at {client.base} answered what are no tokens: {error}") from None
+        if len(told) != count:
+            raise EngineFailed(f"the server at {client.base} answered {len(told)} rows for {count} inputs")
+        return told
+
+    def _engine(self) -> TeiEngine:
+        found = next((engine for engine in self._engines if engine.ready()), None)
+        if found is None:
+            raise Unavailable("no server of the model is there now: try again soon", retry_after=1.0)
+        return found
+
+
+def tokens_of(text: str, row: Sequence[TokenWire]) -> list[Token]:
+    """A text's tokens with offsets in characters.
+
+    A prompt that the server puts before the text is not known here: then a place is told from the tokens before it,
+    what lies between two of them counted as one byte a character, as spaces are.
+    """
+    data = text.encode()
+    if len(data) == len(text) and _fits(data, row):
+        return [Token(one.id, one.text, one.special, one.start, one.stop) for one in row]
+    places = _places(data) if _fits(data, row) else _walked(row)
+    return [
+        Token(
+            one.id,
+            one.text,
+            one.special,
+            None if one.start is None else int(places[one.start]),
+            None if one.stop is None else int(places[one.stop]),
+        )
+        for one in row
+    ]
+
+
+def _fits(data: bytes, row: Sequence[TokenWire]) -> bool:
+    """Whether the tokens are slices of the text itself, without a prompt before it."""
+    return all(
+        0 <= one.start <= one.stop <= len(data) and data[one.start : one.stop].decode(errors="replace") == one.text
+        for one in row
+        if one.start is not None and one.stop is not None
+    )
+
+
+def _places(data: bytes) -> Array:
+    """The character that begins at, or holds, each byte of a UTF-8 text, and their number at its end."""
+    begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
+    return np.append(np.cumsum(begins) - 1, begins.sum())
+
+
+def _walked(row: Sequence[TokenWire]) -> dict[int, int]:
+    places: dict[int, int] = {}
+    byte = char = 0
+    for one in row:
+        if one.start is None or one.stop is None:
+            continue
+        if one.start >= byte:
+            char += one.start - byte
+            byte = one.start
+        places.setdefault(one.start, char)
+        if one.stop > byte:
+            size = one.stop - one.start
+            char += len(one.text) if len(one.text.encode(errors="surrogatepass")) == size else one.stop - byte
+            byte = one.stop
+        places.setdefault(one.stop, char)
+    return places

@@ -1,0 +1,316 @@
+"""A text-embeddings-inference server as an engine, and a watch that brings it back into service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shoal.backends._http_answer import Answer, said
+from shoal.backends._http_client import Client
+from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
+from shoal.backends.tei import answers
+from shoal.backends.tei.calls import ROUTES, body_of
+from shoal.backends.tei.errors import batch_limit, engine_error
+from shoal.backends.tei.info import Info, info_of
+from shoal.core.protocols import CostModel, EngineFacts, Tensors
+from shoal.errors import EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.types import Array, Vectors
+
+logger = logging.getLogger("shoal.tei")
+
+SLOTS = 2
+"""Calls in flight: the server tokenises the next one while it computes the first, and batches stay large."""
+
+COST = CostModel(0.005, 0.00001)
+"""Until it is learned: a call over a network, and an accelerator."""
+
+LOOK_S = 5.0
+"""Between looks at a server that is well; a look is GET /health and GET /info."""
+
+LOOK_AGAIN_S = 1.0
+"""Between looks at one that is not."""
+
+LOOK_TIMEOUT_S = 2.0
+
+SLOW_LOOKS = 3
+"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
+
+TINY = 1e-12
+TOKENS = "x-compute-tokens"
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("embedding", "tokens"),
+    "splade": ("sparse",),
+    "reranker": ("scores",),
+    "classifier": ("scores",),
+}
+"""By kind of model; each gives "token_count" as well."""
+
+Admit = Callable[["TeiEngine"], Awaitable[None]]
+
+
+class TeiEngine:
+    """Engine over the routes of TEI: "text", an object array [rows] of str or list[int], and for scores "pair", of str
+    or None where the text stands alone; to
+
+    - "embedding" float32 [rows, dimension] of POST /embed, "tokens" object [rows] of float32 [l, dimension] of
+      /embed_all, "sparse" object [rows] of SparseVector of /embed_sparse;
+    - "scores" float32 [rows, labels] of /predict, before activation, in the order of the info's labels;
+    - "token_count" int64 [rows, 1]: the server's count of the call, divided by the sizes of its inputs.
+
+    `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent as
+    they are. `info` is what the server says of itself, read again at each look; with `slots` calls in flight no more
+    inputs are there than it has permits. `admit` is awaited each time the server comes back or changes its model, and
+    raises a ShoalError to keep it out; it may call `infer`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        info: Info,
+        name: str,
+        *,
+        admit: Admit,
+        slots: int = SLOTS,
+        serving: bool = False,
+    ) -> None:
+        self.client = client
+        self.info = info
+        self.reason = "" if serving else "it was not reached yet"
+        self._name = name
+        self._slots = slots
+        self._admit = admit
+        self._ready = serving
+        self._closed = False
+        self._refused: int | None = None
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._facts = self._stated()
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def start(self) -> None:
+        """Begin to watch the server; once."""
+        self._watch = asyncio.create_task(self._keep(), name=f"watch {self._name}")
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        if self._closed:
+            raise TransportFailed(f"{self._name} is closed: send the request again")
+        if unknown := set(outputs) - set(self._facts.outputs):
+            raise InternalError(f"{self._name} has no output {unknown.pop()!r}")
+        self._running += 1
+        try:
+            return await self._answered(_items(inputs), outputs, params, deadline)
+        except TransportFailed as error:
+            self._lost(error)
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._ready = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _stated(self) -> EngineFacts:
+        info = self.info
+        # A permit an input: with all slots full, no more inputs are in flight than there are permits.
+        slots = max(1, min(self._slots, info.max_concurrent_requests))
+        most = min(info.max_client_batch_size, info.max_concurrent_requests // slots)
+        scores = not info.embeds
+        return EngineFacts(
+            name=self._name,
+            inputs=("text", "pair") if scores else ("text",),
+            outputs=(*OUTPUTS[info.kind], "token_count"),
+            slots=slots,
+            parallel=1,  # its device takes one batch after the other
+            max_batch_size=min(most, self._refused or most),
+            max_batch_tokens=info.max_batch_tokens,
+            padded=False,
+            precision=info.dtype,
+            cost=COST,
+            details={
+                "server": self.client.base,
+                "version": info.version,
+                "max_client_batch_size": info.max_client_batch_size,
+                "max_concurrent_requests": info.max_concurrent_requests,
+            },
+        )
+
+    async def _answered(
+        self, items: list[Any], outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        """The outputs, one route after the other: in flight are never more inputs than a batch has."""
+        names = [name for name in outputs if name != "token_count"] or [OUTPUTS[self.info.kind][0]]
+        found: dict[str, Array] = {}
+        counts: list[int] = []
+        for name in names:
+            parts, counts = await self._called(name, items, params, deadline)
+            if name == "embedding" and len({part.shape[1] for part in parts}) > 1:
+                raise EngineFailed(f"the server at {self.client.base} answered vectors of several lengths")
+            found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
+        return {name: found[name] for name in outputs}
+
+    async def _called(
+        self, name: str, items: list[Any], params: Mapping[str, Any], deadline: float
+    ) -> tuple[list[Array], list[int]]:
+        """One output of any number of items, in calls of as many as the server takes, and the tokens of each item."""
+        route = ROUTES[name]
+        parts: list[Array] = []
+        counts: list[int] = []
+        while len(counts) < len(items):
+            some = items[len(counts) : len(counts) + self._facts.max_batch_size]
+            answer = await self._asked(route, some, params, deadline)
+            if answer is None:
+                continue  # it takes fewer at once, and has told how many
+            parts.append(await self._read(name, answer, len(some), params))
+            counts += _counts(answer, some)
+        return parts, counts
+
+    async def _asked(
+        self, route: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float
+    ) -> Answer | None:
+        """The answer to a call; None where the server has told that it takes smaller ones alone."""
+        answer = await self.client.post(route, body_of(route, items, params), deadline)
+        if answer.status == 200:
+            return answer
+        limit = batch_limit(answer)
+        if limit is not None and limit < len(items):
+            logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
+            self._refused = limit
+            self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
+            return None
+        error = engine_error(answer, self.client.base)
+        if answer.status in (401, 403):  # no batch can help: others may have a replica that takes the key
+            self._lost(error)
+        raise error
+
+    async def _read(self, name: str, answer: Answer, count: int, params: Mapping[str, Any]) -> Array:
+        body, where = answer.body, self.client.base
+        if "html" in answer.content_type:
+            raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
+        if name == "embedding":
+            return _cut(await answers.vectors(body, count, where), params)
+        if name == "tokens":
+            return await answers.token_vectors(body, count, where)
+        if name == "sparse":
+            return await answers.sparse_vectors(body, count, where)
+        return await answers.scores(body, count, self.info.labels, where)
+
+    def _lost(self, error: ShoalError) -> None:
+        if self._ready:
+            logger.warning("%s is out of service: %s", self._name, error.message)
+        self._ready = False
+        self.reason = error.message
+        self._wake.set()
+
+    async def _look(self) -> None:
+        """Whether the server is well, and what it says of itself. Raises ShoalError."""
+        answer = await self.client.get("/health", time.monotonic() + LOOK_TIMEOUT_S)
+        if answer.status >= 500:
+            raise TransportFailed(f"{self.client.base}/health answers status {answer.status}{said(answer)}")
+        info = info_of(await self.client.get("/info", time.monotonic() + LOOK_TIMEOUT_S), self.client.base)
+        if info == self.info:
+            return
+        if not info.same_model(self.info):
+            self._lost(EngineFailed(f"the server at {self.client.base} has another model: {info.model_id}"))
+        self.info, self._refused = info, None
+        self._facts = self._stated()
+
+    async def _keep(self) -> None:
+        missed = 0
+        while True:
+            await self._pause(LOOK_S if self._ready and not missed else LOOK_AGAIN_S)
+            try:
+                await self._look()
+                if not self._ready:
+                    await self._admit(self)
+                    self._ready, self.reason = True, ""
+                    logger.info("%s is in service", self._name)
+                missed = 0
+            except ShoalError as error:
+                missed += 1
+                if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
+                    self._lost(error)
+                elif not self._ready and error.message != self.reason:
+                    logger.warning("%s cannot serve: %s", self._name, error.message)
+                    self.reason = error.message
+            except Exception as error:  # a bug here must not end the watch: the model would never come back
+                logger.exception("watching %s failed in an unforeseen way", self._name)
+                self._lost(InternalError(f"watching the server failed: {error!r}"))
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep; a request that loses the server while it serves ends it."""
+        if not self._ready:
+            await asyncio.sleep(seconds)
+            return
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+def _items(inputs: Tensors) -> list[Any]:
+    """The rows of a batch: texts, lists of ids, or pairs of texts."""
+    texts: list[Any] = inputs["text"].tolist()
+    if "pair" not in inputs:
+        return texts
+    return [text if pair is None else (text, pair) for text, pair in zip(texts, inputs["pair"].tolist(), strict=True)]
+
+
+def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
+    """The tokens of each item: those of the call divided by size, or guessed where the server does not count. A list of
+    ids is read as text by the server, so it counts as that may have been."""
+    sizes = [_size(item) for item in items]
+    told = answer.headers.get(TOKENS, "")
+    if told.isascii() and told.isdigit() and 0 < len(told) < 16:
+        return divided(int(told), sizes)
+    return [max(1, size // BYTES_PER_TOKEN) for size in sizes]
+
+
+def _size(item: Any) -> int:
+    """About the bytes of an item, never 0: the server frames the shortest text with tokens, too."""
+    if isinstance(item, str):
+        return size_of(item) + BYTES_PER_TOKEN
+    if isinstance(item, tuple):
+        return sum(map(size_of, item)) + BYTES_PER_TOKEN
+    return BYTES_PER_TOKEN * len(item) + BYTES_PER_TOKEN
+
+
+def _cut(rows: Vectors, params: Mapping[str, Any]) -> Vectors:
+    """Rows of `dimensions`, which servers before 1.8 do not read: cut and normalised here as newer ones do."""
+    dimensions = params.get("dimensions")
+    if dimensions is None or rows.shape[1] <= dimensions:
+        return rows
+    rows = np.ascontiguousarray(rows[:, :dimensions])
+    if params.get("normalize") is False:
+        return rows
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: Vectors = np.divide(rows, np.maximum(norms, np.float32(TINY)))
+    return found

@@ -1,0 +1,70 @@
+"""What a text-embeddings-inference server answers when it fails, to what Shoal raises: one table.
+
+Source: router/src/http/server.rs and core/src/lib.rs of that project. Its bodies are {"error", "error_type"}; since
+1.9.0 a Validation error has status 422, before it 413. Refusals of the HTTP layer below it are plain text.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from shoal.backends._http_answer import Answer, refused_key, retry_after, said
+from shoal.errors import EngineFailed, InputRejected, OutOfMemory, Overloaded, ShoalError, TransportFailed
+
+_LIMIT = re.compile(r"batch size \d+ > maximum allowed batch size (\d+)")
+_MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate", "out_of_memory")
+_UNHEALTHY = "backend is unhealthy"
+
+
+class _ErrorWire(msgspec.Struct):
+    error_type: str = ""
+
+
+_ERROR = msgspec.json.Decoder(_ErrorWire)
+
+
+def batch_limit(answer: Answer) -> int | None:
+    """How many inputs the server takes in one call, where it refuses a call for having more."""
+    found = _LIMIT.search(answer.own_words) if answer.status in (413, 422) else None
+    return (int(found[1]) or None) if found is not None else None
+
+
+def engine_error(answer: Answer, where: str) -> ShoalError:
+    """The error of a batch, as an Engine may raise it. Statuses that the server itself gives for one input of many
+    (400, 413, 422, 424) fail the whole call: the batch is then halved until the culprit is alone."""
+    status, words = answer.status, said(answer)
+    if refused := refused_key(answer, where):
+        return refused
+    if status == 429:
+        return Overloaded(
+            f"the server at {where} is too busy{words}: try again", retry_after=retry_after(answer.headers)
+        )
+    if status in (502, 503, 504) or _UNHEALTHY in answer.own_words.lower():
+        return TransportFailed(f"the server at {where} cannot serve now (status {status}){words}: try again")
+    if any(memory in answer.own_words.lower() for memory in _MEMORY):
+        return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
+    kind = _type_of(answer)
+    if kind in ("validation", "tokenizer", "empty"):
+        return InputRejected(f"the model's server refused the input{words}")
+    if status == 413:  # of the HTTP layer: the body is over --payload-limit
+        return OutOfMemory(
+            f"the call is larger than the server at {where} takes{words}: raise its --payload-limit, or lower"
+            " max_batch_size"
+        )
+    if status in (400, 422):
+        return InputRejected(f"the server at {where} refused these inputs{words}")
+    if 300 <= status < 400:
+        return EngineFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
+    if status < 400:
+        return EngineFailed(f"the server at {where} answered status {status} where it should have answered 200")
+    return EngineFailed(f"the server at {where} failed with status {status}{words}; its log says more")
+
+
+def _type_of(answer: Answer) -> str:
+    """The `error_type` in lower case: its documentation writes it so, its answers with a capital."""
+    try:
+        return _ERROR.decode(answer.body).error_type.lower()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""

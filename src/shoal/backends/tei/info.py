@@ -1,0 +1,181 @@
+"""What a text-embeddings-inference server says of its model and its limits: GET /info.
+
+Source: router/src/http/types.rs and router/src/lib.rs of huggingface/text-embeddings-inference (struct Info). Keys that
+a version does not have keep that server's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.backends._http_answer import Answer, refused_key, said
+from shoal.errors import ConfigError, EngineFailed
+from shoal.types import TaskKind, VectorKind
+
+Kind = Literal["embedding", "splade", "reranker", "classifier"]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
+
+DTYPES: Mapping[str, str] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of a server that may answer otherwise later."""
+
+
+class EmbeddingWire(msgspec.Struct):
+    pooling: str = ""
+
+
+class LabelsWire(msgspec.Struct):
+    id2label: dict[str, str] = {}
+
+
+class ModelTypeWire(msgspec.Struct):
+    """One of the three is there."""
+
+    embedding: EmbeddingWire | None = None
+    classifier: LabelsWire | None = None
+    reranker: LabelsWire | None = None
+
+
+class InfoWire(msgspec.Struct):
+    model_type: ModelTypeWire
+    model_id: str = ""
+    model_sha: str | None = None
+    model_dtype: str = ""
+    served_model_name: str | None = None
+    max_concurrent_requests: Count = 512
+    max_input_length: Count | None = None
+    max_batch_tokens: Count = 16384
+    max_client_batch_size: Count = 32
+    auto_truncate: bool = False
+    version: str = ""
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's model and limits.
+
+    `labels`: of a classifier or reranker, by class number. `max_input_length`: tokens, special ones included.
+    `max_batch_tokens`: the sum over a batch of the server's own. `max_client_batch_size`: inputs in one call.
+    `max_concurrent_requests`: inputs in flight, over all calls and callers.
+    """
+
+    kind: Kind
+    model_id: str
+    served_name: str = ""
+    revision: str = ""
+    dtype: str = ""
+    pooling: str = ""
+    labels: tuple[str, ...] = ()
+    max_input_length: int | None = None
+    max_batch_tokens: int = 16384
+    max_client_batch_size: int = 32
+    max_concurrent_requests: int = 512
+    auto_truncate: bool = False
+    version: str = ""
+
+    @property
+    def embeds(self) -> bool:
+        return self.kind in ("embedding", "splade")
+
+    @property
+    def tasks(self) -> tuple[TaskKind, ...]:
+        if self.embeds:
+            return ("embed",)
+        return ("rerank", "classify") if self.kind == "reranker" else ("classify",)
+
+    @property
+    def vectors(self) -> tuple[VectorKind, ...]:
+        """The kinds that it gives: of a SPLADE model the sparse ones alone, of others one a text or one a token."""
+        if self.kind == "embedding":
+            return ("dense", "tokens")
+        return ("sparse",) if self.kind == "splade" else ()
+
+    def same_model(self, other: Info) -> bool:
+        """Whether both say the same of the model, whatever their limits."""
+        return (self.kind, self.model_id, self.revision, self.dtype, self.pooling, self.labels) == (
+            other.kind,
+            other.model_id,
+            other.revision,
+            other.dtype,
+            other.pooling,
+            other.labels,
+        )
+
+
+_INFO = msgspec.json.Decoder(InfoWire)
+
+
+def info_of(answer: Answer, where: str) -> Info:
+    """The server's card. Raises EngineFailed while it cannot say, ConfigError for a server of another kind or one that
+    refuses Shoal's key."""
+    if refused := refused_key(answer, where):
+        raise ConfigError(refused.message)
+    if answer.status in AWAY:
+        raise EngineFailed(f"{where}/info answers status {answer.status}{said(answer)}: it may be starting")
+    if answer.status != 200:
+        raise ConfigError(
+            f"{where}/info answers status {answer.status}{said(answer)}: this is no text-embeddings-inference server; "
+            "check the address (one that speaks OpenAI's API is openai+http://HOST:PORT/v1)"
+        )
+    try:
+        told = _INFO.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}/info is not a card of text-embeddings-inference ({error}): check the address"
+        ) from None
+    return _info(told, where)
+
+
+def _info(told: InfoWire, where: str) -> Info:
+    kind, labels, pooling = _kind(told.model_type, where)
+    return Info(
+        kind=kind,
+        model_id=told.model_id,
+        served_name=told.served_model_name or "",
+        revision=told.model_sha or "",
+        dtype=DTYPES.get(told.model_dtype, told.model_dtype),
+        pooling=pooling,
+        labels=labels,
+        max_input_length=told.max_input_length,
+        max_batch_tokens=told.max_batch_tokens,
+        max_client_batch_size=told.max_client_batch_size,
+        max_concurrent_requests=told.max_concurrent_requests,
+        auto_truncate=told.auto_truncate,
+        version=told.version,
+    )
+
+
+def _kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...], str]:
+    if told.embedding is not None:
+        pooling = told.embedding.pooling
+        return ("splade" if pooling == "splade" else "embedding"), (), pooling
+    if told.reranker is not None:
+        return "reranker", _labels(told.reranker, where) or ("LABEL_0",), ""
+    if told.classifier is not None:
+        labels = _labels(told.classifier, where)
+        if not labels:
+            raise ConfigError(f"{where}/info names a classifier without labels: its config.json needs id2label")
+        return ("reranker" if len(labels) == 1 else "classifier"), labels, ""
+    raise ConfigError(
+        f"{where}/info names no model_type that is known here (embedding, reranker, classifier): it is a newer server"
+        " than this version knows"
+    )
+
+
+def _labels(told: LabelsWire, where: str) -> tuple[str, ...]:
+    """The names of the classes 0 to n-1. Raises ConfigError where two have one name, since answers name them alone."""
+    labels = tuple(label for _, label in sorted(told.id2label.items(), key=lambda each: _number(each[0])))
+    if len(set(labels)) < len(labels):
+        raise ConfigError(
+            f"{where}/info gives several classes the same name, and its answers would not tell them apart: give them"
+            " names of their own in the model's config.json"
+        )
+    return labels
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 2**53

@@ -1,0 +1,338 @@
+"""The process that exports a model with PyTorch: `python -m shoal.models.export_process FOLDER INTO GRAPH`.
+
+It writes lines of JSON (`export.Line`) to its standard output. See `export` for what it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.errors import ModelFileError, ShoalError, VerificationFailed
+from shoal.models.contract.json_file import read_json
+from shoal.models.export import Exported, Kind, Line
+from shoal.models.manifest import is_inside
+from shoal.models.verify import min_cosine
+
+GRAPH = "onnx/model.onnx"
+OPSET = 20
+WEIGHTS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+LINEAR = ("sparse_linear", "colbert_linear")
+"""Heads of bge-m3, each a torch.nn.Linear's state in a `.pt`."""
+
+MIN_COSINE = 0.9999
+MAX_DIFFERENCE = 1e-3
+"""Of the largest value: both compute in float32, in another order."""
+
+INLINE_BYTES = 1_800_000_000
+SHAPES = ((1, 1), (2, 7), (3, 33))
+"""Batches that are compared; all but the first row are padded. The graph was traced with another one."""
+
+_SMALL = (".json", ".txt", ".model", ".jinja", ".safetensors")
+
+
+def main() -> None:
+    folder, into, wanted = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    # What libraries print goes to the other stream, so that this one holds lines alone.
+    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(line: Line) -> None:
+        print(msgspec.json.encode(line).decode(), file=told, flush=True)
+
+    try:
+        tell(Line(done=_run(folder, into, wanted, lambda stage, at: tell(Line(stage=stage, fraction=at)))))
+    except VerificationFailed as error:
+        tell(Line(error=error.message, kind="verification"))
+    except ModelFileError as error:
+        message = error.message.removeprefix(f"{error.file}: ")
+        tell(Line(error=message, kind="model_file", file=error.file))
+    except ShoalError as error:
+        tell(Line(error=error.message, kind="model_file"))
+    except Exception as error:  # whatever torch and transformers raise on a model that they do not know to export
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        tell(
+            Line(
+                error=f"PyTorch cannot export this model ({reason}); serve it with --engine torch, or use a repository "
+                "that ships onnx/model.onnx",
+                kind="model_file",
+            )
+        )
+
+
+def _run(folder: Path, into: Path, wanted: bool, tell: Any) -> Exported:
+    tell("read", 0.0)
+    converted = _take_over(folder, into)
+    kind, encoder = kind_of(into), encoder_path(into)
+    tell("read", 1.0)
+    if not wanted:
+        return Exported(folder=str(into), kind=kind, converted=tuple(converted))
+    model, inputs = _load(into / encoder, kind)
+    tell("load", 1.0)
+    prefix = f"{encoder}/" if encoder else ""
+    target = into / encoder / GRAPH
+    target.parent.mkdir(parents=True, exist_ok=True)
+    tell("export", 0.0)
+    output = "last_hidden_state" if kind == "encoder" else "logits"
+    _export(model, inputs, output, target)
+    tell("export", 1.0)
+    verification = _verify(model, inputs, output, target)
+    tell("verify", 1.0)
+    return Exported(
+        folder=str(into),
+        kind=kind,
+        graph=f"{prefix}{GRAPH}",
+        inputs=inputs,
+        converted=tuple(converted),
+        verification=verification,
+    )
+
+
+def encoder_path(folder: Path) -> str:
+    """The folder of config.json inside a model's folder, as its modules.json says. Raises ModelFileError."""
+    listed = read_json(folder, "modules.json")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    path = first.get("path") if isinstance(first, dict) else None
+    path = path.rstrip("/") if isinstance(path, str) else ""
+    if path and not is_inside(path):
+        raise ModelFileError(f"{path!r} leaves the model's folder", file="modules.json", key="[0].path")
+    return path
+
+
+def kind_of(folder: Path) -> Kind:
+    """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
+    listed = read_json(folder, "modules.json")
+    kinds = {str(entry.get("type")).rpartition(".")[2] for entry in listed or [] if isinstance(entry, dict)}
+    if kinds & {"SpladePooling", "MLMTransformer"}:
+        return "masked"
+    path = encoder_path(folder)
+    config = read_json(folder, f"{path}/config.json" if path else "config.json")
+    named = config.get("architectures") if isinstance(config, dict) else None
+    if any(str(name).endswith("ForSequenceClassification") for name in named or []):
+        return "classifier"
+    return "encoder"
+
+
+def _take_over(folder: Path, into: Path) -> list[str]:
+    """Everything but code, graphs and pickles, which are turned into safetensors; answers the files of these."""
+    converted = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if not path.is_file() or any(part.startswith(".") for part in name.parts):
+            continue
+        target = into / name
+        if path.name.endswith(_SMALL):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(path, target)
+        elif path.name == PICKLE and not (path.parent / WEIGHTS).is_file():
+            converted.append(_turn(path, target.with_name(WEIGHTS), into))
+        elif path.suffix == ".pt" and path.stem in LINEAR:
+            converted.append(_turn(path, target.with_suffix(".safetensors"), into))
+    for index in sorted(folder.rglob(f"{PICKLE}.index.json")):
+        if not any(index.parent.glob("model*.safetensors")):
+            converted.extend(_turn_shards(index, into / index.parent.relative_to(folder), into))
+    return converted
+
+
+def _copy(path: Path, target: Path) -> None:
+    """By a second name of the same file where the disk allows that: neither is ever written again."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _turn(path: Path, target: Path, into: Path) -> str:
+    """A pickle's tensors as safetensors; answers the path inside of `into`. Raises ModelFileError for one that holds
+    anything else."""
+    import torch
+    from safetensors.torch import save_file
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle's own errors share no base
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(
+            f"is not a pickle of tensors alone ({reason}); use a revision that has safetensors", file=path.name
+        ) from None
+    if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
+        raise ModelFileError("is not a dictionary of tensors; use a revision that has safetensors", file=path.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A clone each: tensors that share memory, such as tied ones, are refused by the format.
+    save_file({name: each.contiguous().clone() for name, each in state.items()}, target, metadata={"format": "pt"})
+    return target.relative_to(into).as_posix()
+
+
+def _turn_shards(index: Path, target: Path, into: Path) -> list[str]:
+    """Shards named by an index, each as one of the same number, with an index that names these."""
+    listed = read_json(index.parent, index.name)
+    places = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+        raise ModelFileError("names no shards; fetch the model again", file=index.name, key="weight_map")
+    shards = sorted(set(places.values()))
+    renamed = {}
+    for number, shard in enumerate(shards, 1):
+        if not is_inside(shard) or not (index.parent / shard).is_file():
+            raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=index.name)
+        renamed[shard] = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+    made = [_turn(index.parent / shard, target / new, into) for shard, new in renamed.items()]
+    named = {"metadata": {}, "weight_map": {tensor: renamed[shard] for tensor, shard in places.items()}}
+    (target / f"{WEIGHTS}.index.json").write_text(json.dumps(named))
+    return made
+
+
+def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
+    """The model in float32, and the inputs that its graph is to have. Raises ModelFileError for missing weights."""
+    import inspect
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if getattr(config, "auto_map", None):
+        raise ModelFileError(
+            "the model brings its own code, which Shoal never runs", file="config.json", key="auto_map"
+        )
+    halved = config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5")
+    classes = {
+        "encoder": transformers.AutoModelForTextEncoding if halved else transformers.AutoModel,
+        "classifier": transformers.AutoModelForSequenceClassification,
+        "masked": transformers.AutoModelForMaskedLM,
+    }
+    model, told = classes[kind].from_pretrained(
+        folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
+    )
+    missing = sorted(name for name in told["missing_keys"] if kind != "encoder" or "pooler." not in name)
+    if missing or told["mismatched_keys"]:
+        named = missing or [str(key[0]) for key in told["mismatched_keys"]]
+        raise ModelFileError(
+            f"{len(named)} tensors are missing or of another shape; fetch the model again", file=WEIGHTS, key=named[0]
+        )
+    model.config.use_cache = False
+    inputs = ["input_ids", "attention_mask"]
+    segments = getattr(config, "type_vocab_size", 0) or 0
+    if kind == "classifier" and segments > 1 and "token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs.append("token_type_ids")
+    return model.eval(), tuple(inputs)
+
+
+def _batch(model: Any, inputs: tuple[str, ...], size: int, length: int) -> dict[str, Any]:
+    """Random ids, the later rows shorter and padded on the right; the same for the same shape."""
+    draw = np.random.default_rng(size * 1000 + length)
+    config = model.config
+    vocabulary, pad = int(model.get_input_embeddings().num_embeddings), config.pad_token_id or 0
+    ids = draw.integers(0, vocabulary, (size, length))
+    ids[ids == pad] = (pad + 1) % vocabulary
+    mask = (np.arange(length) < np.maximum(1, length - np.arange(size)[:, None] * length // (size + 1))).astype(
+        np.int64
+    )
+    ids[mask == 0] = pad
+    made = {"input_ids": ids, "attention_mask": mask, "token_type_ids": (np.arange(length) > length // 2) * mask}
+    return {name: np.ascontiguousarray(made[name]).astype(np.int64) for name in inputs}
+
+
+def _run_torch(model: Any, feeds: dict[str, Any], output: str) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        answer = model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+    return getattr(answer, output).float().numpy()
+
+
+def _export(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> None:
+    """By torch.export, which keeps sizes symbolic; tracing bakes the length into relative positions (DeBERTa, T5)."""
+    import torch
+
+    class Graph(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *given: Any) -> Any:
+            return getattr(self.model(**dict(zip(inputs, given, strict=True))), output)
+
+    feeds = _batch(model, inputs, 2, 9)
+    any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with torch.no_grad():
+        torch.onnx.export(
+            Graph(),
+            tuple(torch.from_numpy(feeds[name]) for name in inputs),
+            str(target),
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=((any_size,) * len(inputs),),
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=size > INLINE_BYTES,
+            verbose=False,
+        )
+
+
+def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> str:
+    """The graph against PyTorch, where there is an engine to run it. Raises VerificationFailed."""
+    run = _engine(target)
+    if run is None:
+        return "not compared with PyTorch: no engine for graphs is installed"
+    cosine, furthest = 1.0, 0.0
+    longest = getattr(model.config, "max_position_embeddings", None) or SHAPES[-1][1]
+    for size, length in SHAPES:
+        feeds = _batch(model, inputs, size, min(length, int(longest) - 2))
+        right, got = _run_torch(model, feeds, output), run(feeds)
+        if right.shape != got.shape:
+            raise VerificationFailed(
+                f"the exported graph gives {got.shape}, PyTorch {right.shape}; serve it with torch"
+            )
+        if right.ndim == 3:
+            kept = feeds["attention_mask"] > 0
+            right, got = right[kept], got[kept]
+        scale = max(float(np.abs(right).max()), 1e-6)
+        difference = np.abs(right - got).max() / scale
+        furthest = max(furthest, float(difference) if np.isfinite(difference) else float("inf"))
+        if right.shape[-1] > 1:
+            cosine = min(cosine, min_cosine(right, got))
+    if cosine < MIN_COSINE or furthest > MAX_DIFFERENCE:
+        raise VerificationFailed(
+            f"the exported graph does not agree with PyTorch: cosine >= {cosine:.4f}, largest difference "
+            f"{furthest:.1e}; serve the model with --engine torch"
+        )
+    return (
+        f"the exported graph agrees with PyTorch: cosine >= {min(cosine, 1.0):.6f}, largest difference {furthest:.1e}"
+    )
+
+
+def _engine(target: Path) -> Any:
+    """Arrays in, the one output out, on whichever engine is installed; None without any."""
+    try:
+        import onnxruntime
+    except ImportError:
+        pass
+    else:
+        onnxruntime.disable_telemetry_events()
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4
+        session = onnxruntime.InferenceSession(str(target), settings, providers=["CPUExecutionProvider"])
+        return lambda feeds: session.run(None, feeds)[0]
+    # Importing openvino tells its vendor, unless the package that does so is absent.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError:
+        return None
+    compiled = openvino.Core().compile_model(str(target), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda feeds: np.array(compiled(feeds)[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Rows of a graph's outputs to the vectors that an item asked for: dense, sparse, of late interaction, of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.core.protocols import Prepared, Row, Tensors, VectorSet
+from shoal.errors import NotFinite, ShoalError, Unsupported
+from shoal.pipelines.vectors import Shape, not_finite
+from shoal.types import Array, SparseVector, TextSpec, VectorKind
+
+PLAIN: tuple[VectorKind, ...] = ("dense",)
+
+
+class Asked(NamedTuple):
+    """What an item's row is made of. `skip`: its leading tokens that pooling leaves out. `tokens`: how many of its ids
+    are its text with its special tokens; what follows them fills a query up. `query`: of a late interaction."""
+
+    shape: Shape
+    skip: int
+    tokens: int
+    kinds: tuple[VectorKind, ...]
+    query: bool
+
+
+def check_kinds(asked: Sequence[VectorKind], has: Sequence[VectorKind]) -> None:
+    """Raises Unsupported for a kind of vector that a model lacks."""
+    for kind in asked:
+        if kind not in has:
+            raise Unsupported(f"the model has no {kind} vectors; it has: {', '.join(has)}", param="model")
+
+
+class Heads:
+    """Which outputs of a graph make which vectors.
+
+    `group` parts items by the large outputs that they need: a vector for each token, or a weight for each word of the
+    vocabulary. An engine answers an output for all rows of a call; [64, 128, 384] is 12 MB to copy, or to carry from a
+    Triton, and the head may cost as much as the layers before it, so that who asks for none of it waits for none of
+    it. The other outputs, a vector or a weight a token, are cheap, and no reason for a call of their own.
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        self._spec = spec
+        self._names: dict[VectorKind, str] = {"dense": spec.pooled}
+        self._plain = (spec.pooled,)
+        large: set[str] = set()
+        if spec.tokens:
+            self._names["tokens"] = spec.tokens
+            large.add(spec.tokens)
+        if spec.multi is not None:
+            self._names["multi"] = spec.multi.output
+            large.add(spec.multi.output)
+            self._hidden = np.array(spec.multi.skipped, dtype=np.int64)
+        if spec.sparse is not None:
+            self._names["sparse"] = spec.sparse.output
+            self._unweighed = np.array(spec.sparse.skipped, dtype=np.int64)
+            if spec.sparse.per == "vocabulary":
+                large.add(spec.sparse.output)
+        self._large = large - {spec.pooled}
+
+    def outputs(self, kinds: tuple[VectorKind, ...]) -> tuple[str, ...]:
+        """The outputs that these vectors are made of, by name."""
+        if kinds == PLAIN:
+            return self._plain
+        return tuple(sorted({self._names[kind] for kind in kinds}))
+
+    def group(self, kinds: tuple[VectorKind, ...]) -> tuple[str, ...]:
+        if kinds == PLAIN:
+            return ()
+        return tuple(name for name in self.outputs(kinds) if name in self._large)
+
+    def rows(
+        self, outputs: Tensors, batch: Sequence[Prepared], dense: Sequence[Array | ShoalError]
+    ) -> list[Row | ShoalError]:
+        """One row an item, of the kinds that its `extra`, an Asked, names. `dense`: their dense vectors, empty when
+        nobody asked. The others are copies: the outputs of a batch are more than one request should keep alive."""
+        return [
+            dense[place] if item.extra.kinds == PLAIN else self._set(outputs, place, item, dense)
+            for place, item in enumerate(batch)
+        ]
+
+    def _set(
+        self, outputs: Tensors, place: int, item: Prepared, dense: Sequence[Array | ShoalError]
+    ) -> VectorSet | ShoalError:
+        asked: Asked = item.extra
+        vector = dense[place] if "dense" in asked.kinds else None
+        if isinstance(vector, ShoalError):
+            return vector
+        tokens = sparse = multi = None
+        if "tokens" in asked.kinds:
+            tokens = _copied(outputs[self._names["tokens"]][place, : asked.tokens])
+        if "sparse" in asked.kinds:
+            sparse = self._sparse(outputs[self._names["sparse"]][place], item)
+        if "multi" in asked.kinds:
+            multi = self._multi(outputs[self._names["multi"]][place], item)
+        return finite(VectorSet(dense=vector, tokens=tokens, sparse=sparse, multi=multi))
+
+    def _sparse(self, row: Array, item: Prepared) -> SparseVector:
+        assert self._spec.sparse is not None
+        weights = row.astype(np.float32, copy=False).reshape(-1)
+        if self._spec.sparse.per == "vocabulary":
+            indices = np.flatnonzero(weights)
+            return SparseVector(indices.astype(np.int32), weights[indices])
+        count = item.extra.tokens
+        return weights_by_id(item.tensors["input_ids"][:count], weights[:count], self._unweighed)
+
+    def _multi(self, row: Array, item: Prepared) -> Array:
+        spec = self._spec.multi
+        assert spec is not None
+        ids = item.tensors["input_ids"] if item.extra.query else item.tensors["input_ids"][: item.extra.tokens]
+        kept = np.ones(len(ids), dtype=bool)
+        if not item.extra.query and len(self._hidden):
+            kept = ~np.isin(ids, self._hidden)
+        if spec.drop_first:
+            kept[:1] = False
+        return _copied(row[: len(ids)][kept])
+
+
+def weights_by_id(ids: Array, weights: Array, skipped: Array) -> SparseVector:
+    """The largest weight of each id that has one above zero, as FlagEmbedding has it for bge-m3. NaN stays, for whoever
+    looks for it."""
+    kept = ~(weights <= 0)
+    if len(skipped):
+        kept &= ~np.isin(ids, skipped)
+    ids, weights = ids[kept], weights[kept]
+    order = np.lexsort((weights, ids))  # NaN comes last
+    ids, weights = ids[order], weights[order]
+    last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
+    return SparseVector(ids[last].astype(np.int32), weights[last])
+
+
+def finite(vectors: VectorSet) -> VectorSet | NotFinite:
+    """The same, or NotFinite when any of it holds NaN or infinity."""
+    arrays = [vectors.tokens, vectors.multi, vectors.sparse.values if vectors.sparse is not None else None]
+    if all(array is None or np.isfinite(array).all() for array in arrays):
+        return vectors
+    return not_finite()
+
+
+def _copied(rows: Array) -> Array:
+    return np.array(rows, dtype=np.float32, order="C")

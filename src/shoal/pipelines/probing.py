@@ -1,0 +1,152 @@
+"""What a tokenizer does with texts, found out by trying: the special tokens that it adds, and where it parts words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Encoding, Tokenizer
+
+from shoal.errors import ModelFileError
+
+
+def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text, found by tokenising one with and without them."""
+    for probe in ("a", "1", "the"):
+        try:
+            framed: Encoding = raw.encode_batch_fast([probe])[0]
+            bare = raw.encode_batch_fast([probe], add_special_tokens=False)[0].ids
+        except Exception:  # plain Exception again: without an unknown token the library fails on unknown words
+            continue
+        for start in range(len(framed.ids) - len(bare) + 1) if bare else ():
+            if framed.ids[start : start + len(bare)] == bare:
+                if any(framed.type_ids):
+                    raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
+                return framed.ids[:start], framed.ids[start + len(bare) :]
+    raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
+
+
+@dataclass(frozen=True, slots=True)
+class PairFrame:
+    """What stands before, between and after two texts that are read together, and the segment ids of all five parts:
+    one for each special token, and one for all tokens of a text."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    before_types: tuple[int, ...]
+    first_type: int
+    between_types: tuple[int, ...]
+    second_type: int
+    after_types: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def ids(self, first: list[int], second: list[int]) -> list[int]:
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+    def types(self, first: int, second: int) -> list[int]:
+        """The segment ids of two texts of so many tokens."""
+        return [
+            *self.before_types,
+            *(self.first_type,) * first,
+            *self.between_types,
+            *(self.second_type,) * second,
+            *self.after_types,
+        ]
+
+
+_PROBES = (("a", "b"), ("1", "2"), ("the", "fox"))
+
+
+def pair_frame(raw: Tokenizer, file: str) -> PairFrame:
+    """How two texts are framed, found by tokenising a pair with and without special tokens. Raises ModelFileError where
+    the second text does not follow the first, or the tokens of a text have more than one segment id."""
+    for probe in _PROBES:
+        try:
+            framed: Encoding = raw.encode_batch([probe])[0]  # the fast one has other segment ids
+            first, second = (e.ids for e in raw.encode_batch_fast(list(probe), add_special_tokens=False))
+        except Exception:  # as in frame: without an unknown token the library fails on unknown words
+            continue
+        if first and second and (found := _parted(framed, first, second)):
+            return found
+    raise ModelFileError(
+        "it does not put the second of two texts after the first, each whole and in a segment of its own",
+        file=file,
+        key="post_processor",
+    )
+
+
+def _parted(framed: Encoding, first: list[int], second: list[int]) -> PairFrame | None:
+    ids, types = framed.ids, framed.type_ids
+    for start in range(len(ids) - len(first) - len(second) + 1):
+        middle = start + len(first)
+        if ids[start:middle] != first:
+            continue
+        for at in range(middle, len(ids) - len(second) + 1):
+            end = at + len(second)
+            own, other = set(types[start:middle]), set(types[at:end])
+            if ids[at:end] == second and len(own) == len(other) == 1:
+                return PairFrame(
+                    before=tuple(ids[:start]),
+                    between=tuple(ids[middle:at]),
+                    after=tuple(ids[end:]),
+                    before_types=tuple(types[:start]),
+                    first_type=own.pop(),
+                    between_types=tuple(types[middle:at]),
+                    second_type=other.pop(),
+                    after_types=tuple(types[end:]),
+                )
+    return None
+
+
+_LEFT = (
+    "word",
+    "wow!",
+    "f(x).",
+    "! '",
+    "don't stop",
+    "x=1, y2",
+    "Größe",
+    "слово",
+    "ไทย日本",
+    "e\u0301tude",
+    "a\tb\nc",
+    "end.\n\nNext",
+    "a_b  c3",
+)
+_RIGHT = (" word", "  two", " \tTab", " 's", " ...", " 2024-01", " 日本", " \u0301x", " \n\n")
+
+
+def words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
+    """Whether the tokens of `left + right`, cut at a space, start with those of `left`, and end with those of `right`.
+
+    The pre-tokenizer must part words at spaces (then no model sees past one), and the probes must agree with it.
+    """
+    if any(" " in token.content for token in raw.get_added_tokens_decoder().values()) or not _parts_words(raw):
+        return False, False
+    pairs = [(left, right) for left in _LEFT for right in _RIGHT]
+    probes = [*_LEFT, *_RIGHT, *(left + right for left, right in pairs)]
+    try:
+        encodings = raw.encode_batch_fast(probes, add_special_tokens=False)
+    except Exception:  # as in frame: a tokenizer that cannot read the probes is not known well enough to cut its texts
+        return False, False
+    tokens = {probe: encoding.ids for probe, encoding in zip(probes, encodings, strict=True)}
+    starts = all(tokens[a + b][: len(tokens[a])] == tokens[a] for a, b in pairs)
+    ends = all(tokens[a + b][len(tokens[a + b]) - len(tokens[b]) :] == tokens[b] for a, b in pairs)
+    return starts, ends
+
+
+def _parts_words(raw: Tokenizer) -> bool:
+    found = parts(raw, "bb cc")
+    return any("b" in part for part in found) and not any("b" in part and "c" in part for part in found)
+
+
+def parts(raw: Tokenizer, text: str) -> list[str]:
+    """What the pre-tokenizer makes of a text; the model sees each part on its own."""
+    if raw.normalizer is not None:
+        text = raw.normalizer.normalize_str(text)
+    if raw.pre_tokenizer is None:
+        return [text]
+    return [part for part, _ in raw.pre_tokenizer.pre_tokenize_str(text)]

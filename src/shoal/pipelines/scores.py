@@ -1,0 +1,38 @@
+"""Logits to the scores that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.errors import ShoalError
+from shoal.pipelines.vectors import not_finite
+from shoal.types import Activation, Array
+
+
+def score_rows(logits: Array, activation: Activation, raw: Sequence[bool]) -> list[Array | ShoalError]:
+    """float32 [labels] a row of `logits` [rows, labels]: under the activation, or as it is where it is wanted `raw`.
+    NotFinite for a row that holds NaN or infinity."""
+    logits = logits.astype(np.float32, copy=False)
+    finite: Array = np.asarray(np.isfinite(logits).all(axis=1))
+    if not finite.all():
+        logits = np.where(finite[:, None], logits, np.float32(0))
+    scores = logits if activation == "identity" or all(raw) else activated(logits, activation)
+    return [
+        (logits[place] if own else scores[place]) if fine else not_finite()
+        for place, (own, fine) in enumerate(zip(raw, finite.tolist(), strict=True))
+    ]
+
+
+def activated(logits: Array, activation: Activation) -> Array:
+    """Of finite float32 [rows, labels], over the labels of each row; no power overflows, however large a logit is."""
+    if activation == "sigmoid":
+        powers = np.exp(-np.abs(logits))
+        scores: Array = np.where(logits >= 0, np.float32(1), powers) / (1 + powers)
+        return scores
+    if activation == "softmax":
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        scores = powers / powers.sum(axis=1, keepdims=True)
+        return scores
+    return logits

@@ -1,0 +1,213 @@
+"""POST /v1/embeddings: OpenAI's, with what NVIDIA NIM, Voyage, Jina and vLLM ask for on the same path."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+
+from shoal.errors import EmptyInput, InvalidValue, TooManyInputs, Unsupported, WrongType
+from shoal.surfaces import _cutting, _facts, _matrices, _roles, _rows, _tei_models, _wire
+from shoal.surfaces._quantize import Precision, quantized
+from shoal.surfaces._request import JSON, Body, Headers, Options, Reply, Request
+from shoal.surfaces._wire_embeddings import EmbeddingsRequest, InputObject
+from shoal.types import Array, Embed, Embedded, TextItem, VectorKind
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+_ENCODE = msgspec.json.Encoder()
+_BINARY = b"application/octet-stream"
+HEADERS = {
+    "x-shoal-shape": "Of bytes: the number of vectors, a comma, and the numbers of each.",
+    "x-shoal-dtype": "Of bytes: the type of each number.",
+}
+DOCUMENTED = {**_facts.DOCUMENTED, **HEADERS}
+
+
+class Embeddings:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._limit = options.max_inputs
+        self._decode = _wire.Decoder(EmbeddingsRequest, "openai", "input", options.max_inputs)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        if not asked.model:
+            raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
+        _check_known(asked)
+        inputs = inputs_of(asked.input, self._limit)
+        name, suffix = _roles.without_suffix(self._gateway, asked.model)
+        card = self._gateway.model(name)
+        if card.sleeping:
+            card = await _tei_models.awake(self._gateway, request, card)
+        written = _Form(asked, request)
+        kind = _kind(card)
+        if kind == "multi":
+            written.check_numbers()
+        task = _task(asked, card, inputs, suffix, kind)
+        if written.whole and not task.normalize:
+            raise InvalidValue(
+                "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
+            )
+        request.model, request.items = card.name, len(inputs)
+        result = await self._gateway.run(task, request.context())
+        request.result = result
+        headers, body = await written.encoded(result, card.name)
+        return Reply(200, [*headers, *_facts.batch_headers(request, result)], body)
+
+
+def _check_known(asked: EmbeddingsRequest) -> None:
+    if asked.late_chunking:
+        raise Unsupported(
+            "'late_chunking' is not supported: leave it out, and embed each chunk by itself.", param="late_chunking"
+        )
+    if asked.add_special_tokens is False:
+        raise Unsupported(
+            "'add_special_tokens' cannot be false for texts: send token ids, which are used as they are.",
+            param="add_special_tokens",
+        )
+
+
+def inputs_of(given: str | list[Any], limit: int) -> list[TextItem]:
+    """Texts or lists of ids, one entry an input. One bare list of ids is one input."""
+    if isinstance(given, str):
+        given = [given]
+    if not given:
+        raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
+    kinds = set(map(type, given))
+    if InputObject in kinds:
+        given = [_text(each, at) if isinstance(each, InputObject) else each for at, each in enumerate(given)]
+        kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
+    if int in kinds:
+        given = [given]
+    if len(given) > limit:
+        raise TooManyInputs(
+            f"'input' holds more than the {limit} entries that one request may hold; split it.", param="input"
+        )
+    if not all(given):
+        at = next(at for at, each in enumerate(given) if not each)
+        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+    return cast(list[TextItem], given)
+
+
+def _text(item: InputObject, at: int) -> str:
+    if item.image is not None:
+        raise Unsupported(f"'input[{at}]' is an image; only texts can be embedded here.", param="input")
+    if item.text is None:
+        raise WrongType(f"'input[{at}]' has no 'text'; send a text, or an object with one.", param="input")
+    return item.text
+
+
+def _kind(card: ModelCard) -> VectorKind:
+    """Dense vectors where the model has them, else those of late interaction. Raises Unsupported for sparse ones."""
+    vectors = card.facts.vectors if card.facts is not None and "embed" in card.facts.tasks else ("dense",)
+    if "dense" in vectors:
+        return "dense"
+    if "multi" in vectors:
+        return "multi"
+    raise Unsupported(
+        f"the model {card.name!r} gives {' and '.join(vectors)} vectors, which this route does not answer: use "
+        + ("POST /embed_sparse" if "sparse" in vectors else "POST /embed_all"),
+        param="model",
+    )
+
+
+def _task(
+    asked: EmbeddingsRequest, card: ModelCard, inputs: list[TextItem], suffix: str | None, kind: VectorKind
+) -> Embed:
+    whole = _cutting.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
+    wanted = _cutting.agreed(truncate=asked.truncate, truncation=asked.truncation)
+    truncate, direction = _cutting.truncation(cast(bool | str | None, wanted), asked.truncation_side)
+    purpose = _roles.purpose(asked.task, card) if asked.task is not None else _roles.Role()
+    role = _roles.role(asked.input_type) if asked.input_type is not None else suffix
+    normalize = _cutting.agreed(
+        normalize=asked.normalize, normalized=asked.normalized, use_activation=asked.use_activation
+    )
+    dimensions = _cutting.agreed(dimensions=asked.dimensions, output_dimension=asked.output_dimension)
+    return Embed(
+        model=card.name,
+        inputs=inputs,
+        prompt_name=asked.prompt_name if asked.prompt_name is not None else purpose.prompt_name,
+        input_type=role if role is not None else purpose.input_type,
+        truncate=whole if truncate is None else truncate,
+        truncation_direction=direction,
+        normalize=normalize is not False,
+        dimensions=cast(int | None, dimensions),
+        outputs=(kind,),
+    )
+
+
+class _Form:
+    """How the vectors are to be written: which numbers, and as JSON, as base64 or as nothing but bytes."""
+
+    def __init__(self, asked: EmbeddingsRequest, request: Request) -> None:
+        kinds = asked.embedding_type if isinstance(asked.embedding_type, list) else [asked.embedding_type]
+        if len(kinds) != 1:
+            raise Unsupported(
+                "'embedding_type' can name one type here; POST /v2/embed takes several.", param="embedding_type"
+            )
+        (kind,) = kinds
+        named = None if kind == "base64" else kind
+        precision = _cutting.agreed(output_dtype=asked.output_dtype, embedding_type=named)
+        self._precision = cast(Precision, precision or "float")
+        self._base64 = asked.encoding_format == "base64" or (kind == "base64" and asked.encoding_format is None)
+        self._bytes = asked.encoding_format == "bytes_only" or (
+            asked.encoding_format is None and _BINARY in request.headers.get(b"accept", b"")
+        )
+        width = 2 if asked.embed_dtype == "float16" else 4
+        self._dtype = np.dtype(f"{'>' if asked.endianness == 'big' else '<'}f{width}")
+        self.whole = self._precision in ("int8", "uint8")
+
+    def check_numbers(self) -> None:
+        """Raises Unsupported where more than JSON numbers is asked of vectors that have no common length."""
+        if self._precision != "float" or self._bytes:
+            raise Unsupported(
+                "vectors of late interaction come as JSON numbers: leave 'output_dtype' and bytes out.",
+                param="model",
+            )
+
+    async def encoded(self, result: Embedded, model: str) -> tuple[Headers, Body]:
+        total = sum(result.tokens)
+        head = b'{"object":"list","data":['
+        tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
+        if result.multi_vectors:
+            # Also where base64 is asked for, as OpenAI's client does unasked: it takes what is a list as it is.
+            pieces = await _matrices.entries(result.multi_vectors, _head)
+            return [JSON], [head, *pieces, tail]
+        vectors = _rows.contiguous(result.vectors)
+        if self._bytes:
+            return await self._raw(vectors)
+        write = self._base64_entry if self._base64 else self._entry
+        return [JSON], await _rows.joined(vectors, write, head, tail)
+
+    def _entry(self, index: int, row: Array) -> bytes:
+        return _head(index) + _rows.numbers(quantized(row, self._precision)) + b"}"
+
+    def _base64_entry(self, index: int, row: Array) -> bytes:
+        return _head(index) + b'"' + _rows.base64(self._packed(row)) + b'"}'
+
+    def _packed(self, rows: Array) -> Array:
+        found = quantized(rows, self._precision)
+        return found.astype(self._dtype, copy=False) if self._precision == "float" else found
+
+    async def _raw(self, vectors: Array) -> tuple[Headers, Body]:
+        pieces: list[bytes] = []
+        shape = self._packed(vectors[:1])
+        for start in range(0, len(vectors), _rows.SLICE):
+            await asyncio.sleep(0)
+            pieces.append(self._packed(vectors[start : start + _rows.SLICE]).tobytes())
+        return [
+            (b"content-type", _BINARY),
+            (b"x-shoal-shape", b"%d,%d" % (len(vectors), shape.shape[1])),
+            (b"x-shoal-dtype", (self._precision if self.whole else shape.dtype.name).encode()),
+        ], pieces
+
+
+def _head(index: int) -> bytes:
+    return b'{"object":"embedding","index":%d,"embedding":' % index

@@ -1,0 +1,57 @@
+"""Where an object in JSON ends, found in turns with the event loop: its texts may be long."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+
+MOST_NESTED = 1024
+"""Objects inside of one element of a list: far more than the parts of any text."""
+
+STEP = 262_144
+"""Bytes looked at between two turns."""
+
+_BETWEEN = re.compile(rb'(?s:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+')
+_INSIDE = re.compile(rb'(?s:[^"\\]++|\\.)*+')
+_QUOTE, _OPEN, _CLOSE = b'"{}'
+
+
+async def end_of_object(raw: memoryview, at: int, place: str) -> int:
+    """Just behind the object that begins at `at` in `raw`, which is JSON.
+
+    Raises msgspec.ValidationError for more than MOST_NESTED objects inside of it; `place` is its name in the body.
+    """
+    depth = opened = 0
+    turn = at
+    while True:
+        if at - turn > STEP:
+            await asyncio.sleep(0)
+            turn = at
+        at = _end(_BETWEEN, raw, at)
+        found = raw[at]
+        if found == _QUOTE:  # a text that reaches beyond the step
+            at = await _end_of_text(raw, at + 1)
+        elif found == _OPEN:
+            at, depth, opened = at + 1, depth + 1, opened + 1
+            if opened > MOST_NESTED + 1:
+                raise msgspec.ValidationError(f"Holds more than {MOST_NESTED} objects - at `$.{place}`")
+        elif found == _CLOSE:
+            at, depth = at + 1, depth - 1
+            if not depth:
+                return at
+
+
+async def _end_of_text(raw: memoryview, at: int) -> int:
+    while True:
+        at = _end(_INSIDE, raw, at)
+        if raw[at] == _QUOTE:
+            return at + 1
+        await asyncio.sleep(0)
+
+
+def _end(pattern: re.Pattern[bytes], raw: memoryview, at: int) -> int:
+    found = pattern.match(raw, at, at + STEP)
+    assert found is not None  # each pattern matches nothing at all, too
+    return found.end()

@@ -1,0 +1,325 @@
+"""Models of text-embeddings-inference servers, put together: what a server says of its model, a runner, and the facts
+to show."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.backends._http_client import Client
+from shoal.backends.tei.codec import TeiCodec
+from shoal.backends.tei.engine import SLOTS, TeiEngine
+from shoal.backends.tei.info import Info, info_of
+from shoal.core.batched import BatchedRunner
+from shoal.core.batcher import Lane
+from shoal.core.probe import (
+    PAIRS,
+    TEXTS,
+    Probed,
+    ProbedScores,
+    ProbedSparse,
+    probe,
+    probe_scores,
+    probe_sparse,
+)
+from shoal.core.protocols import Engine, ModelFacts, Pipeline, Runner
+from shoal.errors import (
+    AddressError,
+    BackendError,
+    CapacityError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    TransportFailed,
+)
+from shoal.llm.upstream import served_name
+from shoal.local import limits_of
+from shoal.models.address import Address, Served, check_name
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.sources import Access
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER
+from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
+from shoal.pipelines.strings import StringPipeline, StringSpec
+from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.settings import ModelTable, Settings
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between tries to reach a server; the last one goes on for ever."""
+
+ASK_S = 10.0
+PROBE_S = 60.0
+"""For the first texts of a model."""
+
+CUTS = frozenset({"truncate", "truncation_direction"})
+VECTORS = frozenset({"prompt_name", "normalize", "dimensions"})
+
+Note = Callable[[str], None]
+"""Told what a model waits for, in words."""
+
+MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
+
+Answered = Probed | ProbedSparse | ProbedScores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One model to open: its replicas' addresses, and what the configuration says. An address that names a model says
+    what its server must have."""
+
+    name: str
+    source: str
+    addresses: Sequence[Address]
+    settings: Settings
+    table: ModelTable = field(default_factory=ModelTable)
+
+
+class TeiModel(BatchedRunner):
+    """The runner of one model, and the connections behind it."""
+
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
+        super().__init__(lane, facts, codec)
+        self._held = held
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._held.aclose()
+
+
+async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
+    """Open a model as soon as one of its servers says what it is; the others join when they come and agree.
+
+    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
+    model cannot be served.
+    """
+    async with AsyncExitStack() as opened:
+        clients = []
+        for address in wanted.addresses:
+            clients.append(client_of(address, wanted.settings))
+            opened.push_async_callback(clients[-1].aclose)
+        counter = await asyncio.to_thread(_tokenizer, wanted)
+        for pause in _lasting():
+            number, info = await _first(wanted, clients, note)
+            try:
+                return await _Opening(wanted, clients, number, info, counter).model(lane, opened)
+            except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
+                note(f"waiting for {wanted.addresses[number]}: {error.message}")
+            await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+    """The model of a server, by the name to serve it under: what to serve, or why it cannot be.
+
+    Raises TransportFailed, DeadlineExceeded and EngineFailed while it is not there, ConfigError for another server.
+    """
+    client = client_of(address, settings)
+    try:
+        info = info_of(await client.get("/info", time.monotonic() + ASK_S), client.base)
+    finally:
+        await client.aclose()
+    name = served_name(info.model_id or info.served_name)
+    try:
+        return {check_name(name): Served(name=name, addresses=(address,))}
+    except AddressError as error:
+        return {info.model_id: f"{error.message}; give it a name: NAME={address}"}
+
+
+def client_of(address: Address, settings: Settings) -> Client:
+    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    return Client(
+        f"{address.scheme.removeprefix('tei+')}://{address.target}",
+        key=settings.upstream_api_key,
+        connect_timeout_s=settings.connect_timeout_s,
+    )
+
+
+def _lasting() -> Iterator[float]:
+    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
+
+
+async def _first(wanted: Wanted, clients: Sequence[Client], note: Note) -> tuple[int, Info]:
+    """The first server that says what it is, by its place, and what it says."""
+    for pause in _lasting():
+        for number, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True)):
+            try:
+                info = info_of(await client.get("/info", time.monotonic() + ASK_S), client.base)
+            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
+                note(f"waiting for {address}: {error.message}")
+                continue
+            check_model(address, info)
+            return number, info
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+def check_model(address: Address, info: Info) -> None:
+    """Raise ConfigError for a server that has another model than its address names."""
+    if address.model and address.model not in (info.model_id, info.served_name, served_name(info.model_id)):
+        raise ConfigError(
+            f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or leave the"
+            " model out"
+        )
+
+
+def _tokenizer(wanted: Wanted) -> TextTokenizer | None:
+    """For counting alone; the server reads text."""
+    if wanted.table.tokenizer is None:
+        return None
+    settings = wanted.settings
+    access = Access(offline=settings.offline, hf_token=settings.hf_token)
+    return TextTokenizer(tokenizer_folder(wanted.table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
+
+
+class _Opening:
+    """One try to open a model: `number` is the place of the server that answered, with `info`."""
+
+    def __init__(
+        self, wanted: Wanted, clients: Sequence[Client], number: int, info: Info, counter: TextTokenizer | None
+    ) -> None:
+        self.wanted = wanted
+        self.clients = clients
+        self.number = number
+        self.info = info
+        self.counter = counter
+        # Where requests do not say, what the operator of either side wants refused is refused.
+        self.truncate = wanted.settings.truncate and info.auto_truncate
+        self.most = wanted.table.max_tokens or info.max_input_length or 0
+        self.reference: Answered | None = None
+
+    async def model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
+        wanted, number = self.wanted, self.number
+        engines = [
+            TeiEngine(
+                client,
+                self.info,
+                f"{wanted.name}-{at}",
+                admit=self._admit,
+                slots=wanted.settings.streams or SLOTS,
+                serving=at == number,
+            )
+            for at, client in enumerate(self.clients)
+        ]
+        async with AsyncExitStack() as opened:
+            for engine in engines:
+                opened.push_async_callback(engine.aclose)
+            try:
+                self.reference = await self._probed(engines[number])
+            except BackendError as error:
+                if isinstance(error, TransportFailed):
+                    raise
+                raise ConfigError(f"{wanted.name} does not answer: {error.message}") from error
+            pipeline = self._pipeline(self.reference)
+            facts = self._facts(pipeline, self.reference)
+            for engine in engines:
+                engine.start()
+            model = TeiModel(lane(pipeline, engines, facts), facts, TeiCodec(engines), held.pop_all())
+            opened.pop_all()
+        return model
+
+    async def _admit(self, engine: TeiEngine) -> None:
+        """Raises ConfigError for a server that is none of this model's, or no longer."""
+        info, name = engine.info, engine.facts.name
+        if (info.kind, info.labels) != (self.info.kind, self.info.labels):
+            raise ConfigError(
+                f"{name} at {engine.client.base} is a model of another kind ({info.kind}) than its peers"
+                f" ({self.info.kind}), or has other labels: serve it under a name of its own, or load the model again"
+            )
+        probed = await self._probed(engine)
+        reference = self.reference
+        # One kind of model has one kind of answer, which was compared above.
+        reference.check(probed, name)  # type: ignore[union-attr,arg-type]
+
+    async def _probed(self, engine: TeiEngine) -> Answered:
+        deadline = time.monotonic() + PROBE_S
+        kind = self.info.kind
+        if kind == "splade":
+            return await probe_sparse(engine, self._strings(1, prompts=False), deadline)
+        if kind == "embedding":
+            return await probe(engine, self._strings(1, prompts=False), deadline)
+        return await probe_scores(engine, self._pairs(), deadline, PAIRS if kind == "reranker" else TEXTS)
+
+    def _pipeline(self, probed: Answered) -> Pipeline:
+        if not self.info.embeds:
+            return self._pairs(self.counter)
+        dimension = probed.dimension if isinstance(probed, Probed) else 1
+        told = self.wanted.table.dimension
+        if isinstance(probed, Probed) and told is not None and told != dimension:
+            raise ConfigError(
+                f"{self.wanted.name} gives vectors of {dimension} dimensions, and the configuration says {told}:"
+                " correct it, or leave it out, since the model decides"
+            )
+        return self._strings(dimension)
+
+    def _strings(self, dimension: int, *, prompts: bool = True) -> StringPipeline:
+        """For texts. Prompts of the configuration are put before them here; without any, the server is told the names
+        of its own. `prompts` False: neither, for a probe."""
+        table, kind = self.wanted.table, self.info.kind
+        own = prompts and bool(table.prompts)
+        spec = StringSpec(
+            dimension=dimension,
+            prompts=table.prompts if own else {},
+            default_prompt_name=table.default_prompt_name if own else None,
+            max_tokens=self.most,
+            kinds=self.info.vectors,
+            sparse="sparse",
+            tokens="tokens",
+            token_count="token_count",
+            passes=(CUTS | VECTORS) - ({"prompt_name"} if own else set()),
+            ids=kind == "embedding",
+        )
+        counter = self.counter if prompts else None
+        return StringPipeline(spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter)
+
+    def _pairs(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
+        """For scores. They are asked for raw, and the activation is that of the server: over one label a sigmoid, over
+        several a softmax; so who wants raw ones shares calls with who does not."""
+        labels = self.info.labels
+        spec = StringPairSpec(
+            labels=labels,
+            activation="sigmoid" if len(labels) == 1 else "softmax",
+            max_tokens=self.most,
+            output="scores",
+            raw=True,
+            passes=CUTS,
+        )
+        return StringPairPipeline(spec, truncate=self.truncate, tokenizer=counter)
+
+    def _facts(self, pipeline: Pipeline, probed: Answered) -> ModelFacts:
+        wanted, info = self.wanted, self.info
+        spec = pipeline.spec if isinstance(pipeline, StringPipeline) else None
+        told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec)]
+        counted = "counted" if self.counter is not None else "reported" if spec is not None else "estimated"
+        return ModelFacts(
+            id=info.model_id,
+            source=wanted.source,
+            backend="tei",
+            tasks=info.tasks,
+            vectors=info.vectors,
+            labels=info.labels,
+            dimension=probed.dimension if isinstance(probed, Probed) else None,
+            max_input_tokens=self.most or None,
+            precision=info.dtype,
+            pooling=info.pooling,
+            revision=info.revision,
+            space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16] if spec is not None else "",
+            prompts=dict(spec.prompts) if spec is not None else {},
+            default_prompt_name=spec.default_prompt_name if spec is not None else None,
+            verified=f"{len(PAIRS if info.kind == 'reranker' else TEXTS)} inputs answered, all finite",
+            details={
+                **limits_of(wanted.settings),
+                "truncate": self.truncate,
+                "usage": counted,
+                "servers": [str(address) for address in wanted.addresses],
+                "server_version": info.version,
+                "max_client_batch_size": info.max_client_batch_size,
+                "max_concurrent_requests": info.max_concurrent_requests,
+            },
+        )

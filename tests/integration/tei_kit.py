@@ -1,0 +1,84 @@
+"""The fake of text-embeddings-inference in a process of its own, and what it was asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from tests.integration.llm_kit import free_port
+from tests.integration.server_kit import PATIENCE_S, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FakeProcess:
+    """The server; flags are the fields of its Script."""
+
+    def __init__(self, port: int, flags: tuple[str, ...]) -> None:
+        self.port = port
+        self.flags = flags
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"tei+http://{self.target}"
+
+    def start(self) -> None:
+        """On the port of before; returns when it listens."""
+        command = [sys.executable, "-m", "tests.fakes.tei", "--port", str(self.port), *self.flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment())
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == str(self.port)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def told(self) -> dict[str, Any]:
+        """What was asked so far."""
+        found: dict[str, Any] = json.loads(self._request("GET"))
+        return found
+
+    def change(self, **changes: Any) -> None:
+        self._request("POST", changes)
+
+    def _request(self, method: str, body: Any = None) -> bytes:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, "/control", data, {"content-type": "application/json"})
+            reply = connection.getresponse()
+            assert reply.status == 200
+            return reply.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def fake_process(*flags: str) -> Iterator[FakeProcess]:
+    made = FakeProcess(free_port(), flags)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)

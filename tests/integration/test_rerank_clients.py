@@ -1,0 +1,191 @@
+"""Clients that rank, classify and embed, against servers of their own: Cohere's package, both of its versions; and what
+Voyage's, NVIDIA's and Jina's send over the wire, word for word, with what they read of the reply."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import cohere
+import numpy as np
+import pytest
+
+from shoal.backends.fake import scores_of, tokens_of, vector_of
+from tests.integration.server_kit import Server, ShoalServer
+
+QUERY = "what is a shoal"
+DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
+SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
+ORDER = sorted(range(3), key=lambda at: -SCORES[at])
+KEY = "sesame"
+
+
+def unit(text: str) -> Any:
+    vector = vector_of(tokens_of(text), 32)
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture
+def server(shoal_server: ShoalServer) -> Server:
+    return shoal_server(["embedder=fake:", "reranker=fake:labels=1", "classifier=fake:labels=3"])
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[cohere.ClientV2]:
+    with cohere.ClientV2(api_key="any", base_url=server.base_url) as made:
+        yield made
+
+
+@pytest.fixture
+def older(server: Server) -> Iterator[cohere.Client]:
+    with cohere.Client(api_key="any", base_url=server.base_url) as made:
+        yield made
+
+
+def post(server: Server, path: str, body: Any) -> Any:
+    status, _, said = server.request("POST", path, body)
+    assert status == 200, said
+    return json.loads(said)
+
+
+def test_cohere_reranks(client: cohere.ClientV2) -> None:
+    """/v2/rerank: places, scores and what it would have been billed."""
+    found = client.rerank(model="reranker", query=QUERY, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=4096)
+    assert [each.index for each in found.results] == ORDER[:2]
+    assert [each.relevance_score for each in found.results] == pytest.approx([SCORES[at] for at in ORDER[:2]])
+    assert found.id
+    assert found.meta is not None and found.meta.billed_units is not None
+    assert found.meta.billed_units.search_units == 1
+
+
+def test_cohere_embeds(client: cohere.ClientV2) -> None:
+    """/v2/embed: every type that it knows, from texts and from contents."""
+    types: Any = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    found = client.embed(
+        model="embedder", texts=DOCUMENTS, input_type="search_document", embedding_types=types, truncate="END"
+    )
+    vectors: Any = found.embeddings
+    assert np.allclose(vectors.float_, [unit(each) for each in DOCUMENTS], atol=1e-6)
+    assert np.shape(vectors.int8) == np.shape(vectors.uint8) == (3, 32)
+    assert np.shape(vectors.binary) == np.shape(vectors.ubinary) == (3, 4)
+    packed = [np.frombuffer(base64.b64decode(each), "<f4") for each in vectors.base64]
+    assert np.array_equal(packed, np.float32(vectors.float_))
+    inputs: Any = [{"content": [{"type": "text", "text": each}]} for each in DOCUMENTS]
+    again: Any = client.embed(model="embedder", inputs=inputs, input_type="search_query", output_dimension=8)
+    assert np.shape(again.embeddings.float_) == (3, 8)
+    assert found.texts == DOCUMENTS
+
+
+def test_cohere_older_reranks(older: cohere.Client) -> None:
+    """/v1/rerank, with documents as texts and as objects; their texts come back unless they are not wanted."""
+    documents: Any = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, {"text": DOCUMENTS[2]}]
+    found = older.rerank(model="reranker", query=QUERY, documents=documents, rank_fields=["text"], max_chunks_per_doc=9)
+    assert [each.index for each in found.results] == ORDER
+    assert [each.document.text for each in found.results if each.document] == [DOCUMENTS[at] for at in ORDER]
+    short = older.rerank(model="reranker", query=QUERY, documents=documents, return_documents=False, top_n=1)
+    assert [each.document for each in short.results] == [None]
+
+
+# Its client puts its own batches together by means that pydantic will not have any more.
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+def test_cohere_older_embeds(older: cohere.Client) -> None:
+    """/v1/embed: more texts than one of its requests holds, in both shapes of its replies."""
+    texts = [f"text {at}" for at in range(200)]
+    found: Any = older.embed(model="embedder", texts=texts, input_type="search_document")
+    assert np.allclose(found.embeddings, [unit(each) for each in texts], atol=1e-6)
+    typed: Any = older.embed(model="embedder", texts=texts, input_type="search_document", embedding_types=["int8"])
+    assert np.array_equal(typed.embeddings.int8, [np.rint(unit(each) * 127) for each in texts])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"documents": []}, cohere.BadRequestError, "empty list"),
+        ({"model": "nobody"}, cohere.NotFoundError, "does not exist"),
+        ({"model": "classifier"}, cohere.BadRequestError, "cannot rerank"),
+        ({"top_n": -1}, cohere.UnprocessableEntityError, "top_n"),
+    ],
+)
+def test_cohere_understands_refusals(
+    client: cohere.ClientV2, wrong: dict[str, Any], error: type[cohere.core.ApiError], words: str
+) -> None:
+    """Each is its own exception, with the message in the body."""
+    with pytest.raises(error) as caught:
+        client.rerank(**{"model": "reranker", "query": QUERY, "documents": DOCUMENTS, **wrong})
+    assert list(caught.value.body) == ["message"]
+    assert words in caught.value.body["message"]
+    with pytest.raises(cohere.BadRequestError, match="images are not supported"):
+        client.embed(model="embedder", images=["data:image/png;base64,AA=="], input_type="image")
+
+
+def test_cohere_with_a_wrong_key(shoal_server: ShoalServer) -> None:
+    """UnauthorizedError, and the right one opens."""
+    base_url = shoal_server(["reranker=fake:labels=1"], "--api-key", KEY).base_url
+    with cohere.ClientV2(api_key="wrong", base_url=base_url) as client, pytest.raises(cohere.UnauthorizedError):
+        client.rerank(model="reranker", query=QUERY, documents=DOCUMENTS)
+    with cohere.ClientV2(api_key=KEY, base_url=base_url) as client:
+        assert client.rerank(model="reranker", query=QUERY, documents=DOCUMENTS).results
+
+
+def test_voyage(server: Server) -> None:
+    """voyageai 0.5: embed and rerank, with all the nulls that it sends."""
+    embed = {"input_type": None, "truncation": True, "output_dtype": None, "output_dimension": None}
+    found = post(
+        server, "/v1/embeddings", {"input": DOCUMENTS, "model": "embedder", **embed, "encoding_format": "base64"}
+    )
+    vectors = [np.frombuffer(base64.b64decode(each["embedding"]), np.float32) for each in found["data"]]
+    assert np.allclose(vectors, [unit(each) for each in DOCUMENTS], atol=1e-6)
+    assert found["usage"]["total_tokens"] == sum(len(tokens_of(each)) for each in DOCUMENTS)
+    small = post(
+        server,
+        "/v1/embeddings",
+        {"input": DOCUMENTS, "model": "embedder", **embed, "output_dtype": "ubinary", "encoding_format": "base64"},
+    )
+    bits = np.frombuffer(base64.b64decode(small["data"][0]["embedding"]), np.uint8)
+    assert np.array_equal(np.unpackbits(bits), unit(DOCUMENTS[0]) > 0)
+    asked = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_k": None, "truncation": True}
+    ranked = post(server, "/v1/rerank", asked)
+    assert [DOCUMENTS[each["index"]] for each in ranked["data"]] == [DOCUMENTS[at] for at in ORDER]
+    assert ranked["usage"]["total_tokens"] > 0
+    status, _, said = server.request("POST", "/v1/rerank", {**asked, "documents": []})
+    assert (status, list(json.loads(said))) == (400, ["detail"])
+
+
+def test_nvidia(server: Server) -> None:
+    """langchain-nvidia-ai-endpoints 1.5: it looks for a model, embeds in two roles and ranks by logits."""
+    (first, *_) = json.loads(server.request("GET", "/v1/models")[2])["data"]
+    assert first["id"] == "embedder"
+    asked = {"input": DOCUMENTS, "model": "embedder", "encoding_format": "float", "truncate": "NONE"}
+    for body in ({**asked, "input_type": "passage"}, {**asked, "model": "embedder-passage"}):
+        found = post(server, "/v1/embeddings", body)
+        assert [each["index"] for each in found["data"]] == [0, 1, 2]
+    passages = [{"text": each} for each in DOCUMENTS]
+    ranked = post(server, "/v1/ranking", {"model": "reranker", "query": {"text": QUERY}, "passages": passages})
+    assert [each["index"] for each in ranked["rankings"]] == ORDER
+    logits = [float(scores_of(tokens_of((QUERY, DOCUMENTS[at])), 1, raw=True)[0]) for at in ORDER]
+    assert [each["logit"] for each in ranked["rankings"]] == pytest.approx(logits)
+
+
+def test_jina(server: Server) -> None:
+    """langchain-community's embeddings and reranker, and the API's own extras."""
+    found = post(server, "/v1/embeddings", {"input": DOCUMENTS, "model": "embedder"})
+    assert [each["index"] for each in found["data"]] == [0, 1, 2]
+    extras = {"task": "retrieval.passage", "normalized": True, "embedding_type": "binary", "late_chunking": False}
+    small = post(
+        server, "/v1/embeddings", {"input": [{"text": each} for each in DOCUMENTS], "model": "embedder", **extras}
+    )
+    assert np.shape([each["embedding"] for each in small["data"]]) == (3, 4)
+    asked = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_n": None}
+    ranked = post(server, "/v1/rerank", asked)["results"]
+    assert [(each["index"], each["document"]["text"]) for each in ranked] == [(at, DOCUMENTS[at]) for at in ORDER]
+    status, _, said = server.request("POST", "/v1/rerank", {**asked, "model": "nobody"})
+    assert (status, list(json.loads(said))) == (404, ["detail"])
+
+
+def test_open_webui(server: Server) -> None:
+    """Its external reranker: an entry for every document, to be sorted by `index`."""
+    asked = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
+    results = sorted(post(server, "/v1/rerank", asked)["results"], key=lambda each: each["index"])
+    assert [each["relevance_score"] for each in results] == pytest.approx(SCORES)

@@ -1,0 +1,341 @@
+"""The torch engine's vectors are those of sentence-transformers, from the same folder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.backends import EngineOptions, opener
+from shoal.core.protocols import Engine
+from shoal.errors import InputRejected
+from shoal.models.contract import read_contract
+from shoal.models.contract.spec import text_spec
+from shoal.models.verify import min_cosine
+from shoal.types import Array, MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from tests.contract.engines.tiny import batch
+from tests.parity.reference_models import CASES, LETTERS, LONGEST, WORDS, Case, write
+from tests.parity.test_reference import TEXTS
+from tests.parity.torch_models import TinyBert, modules
+
+# Warnings of the reference's libraries are not this project's.
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+COSINE = 0.99999
+DIFFERENCE = 2e-5
+HIDDEN = 32
+
+
+async def spec_of(folder: Path, **changes: Any) -> TextSpec:
+    """What Shoal's own reading of the folder says of it, whatever its architecture."""
+    contract = await asyncio.to_thread(read_contract, folder, elsewhere=True)
+    inputs = ["input_ids", "attention_mask"]
+    if not contract.pooling.include_prompt:
+        inputs.append("pooling_mask")
+    spec = text_spec(contract, tokenizer="tokenizer.json", inputs=inputs, pooled="pooled")
+    return msgspec.structs.replace(spec, **changes)
+
+
+@asynccontextmanager
+async def opened(folder: Path, spec: TextSpec, **options: Any) -> AsyncIterator[Engine]:
+    engine = await opener("torch")(folder, name="x", options=EngineOptions(**{"warm_up_s": 0.0} | options, spec=spec))
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def infer(engine: Engine, feeds: dict[str, Array], *outputs: str) -> dict[str, Array]:
+    return await engine.infer(feeds, outputs, {}, time.monotonic() + 60)
+
+
+def feeds(model: Any, texts: list[str], prompt: str = "", *, left: bool = False) -> dict[str, Array]:
+    """Texts by the reference's own tokenizer, padded on the right, or on the left."""
+    tokenizer = model.tokenizer
+    rows = [tokenizer(prompt + text, truncation=True, max_length=model.max_seq_length)["input_ids"] for text in texts]
+    rows = [row or [tokenizer.pad_token_id] for row in rows]
+    width = max(map(len, rows)) + 3
+    ids = np.full((len(rows), width), tokenizer.pad_token_id or 0, np.int64)
+    mask = np.zeros_like(ids)
+    for index, row in enumerate(rows):
+        place = slice(width - len(row), None) if left else slice(0, len(row))
+        ids[index, place], mask[index, place] = row, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def reference(folder: Path) -> Any:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+
+
+def close(got: Array, expected: Array, *, difference: float = DIFFERENCE) -> None:
+    assert got.shape == expected.shape
+    assert min_cosine(got, expected) >= COSINE
+    assert np.abs(got - expected).max() <= difference * max(1.0, float(np.abs(expected).max()))
+
+
+PLAIN = [case for case in CASES if case.include_prompt and not case.lower_case]
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
+async def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, case: Case) -> None:
+    """Every pooling, module and way to store weights, for every family that has a graph."""
+    folder = write(case, tmp_path)
+    model = reference(folder)
+    async with opened(folder, await spec_of(folder)) as engine:
+        got = await infer(engine, feeds(model, TEXTS), "sentence_embedding", "pooled")
+    expected = model.encode(TEXTS, convert_to_numpy=True)
+    close(got["sentence_embedding"], expected)
+    unit = got["pooled"] / np.linalg.norm(got["pooled"], axis=-1, keepdims=True)
+    close(unit, expected / np.linalg.norm(expected, axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.include_prompt], ids=lambda case: case.name)
+async def test_prompts_are_left_out_of_pooling(tmp_path: Path, case: Case) -> None:
+    """pooling_mask leaves out what sentence-transformers leaves out."""
+    folder = write(case, tmp_path)
+    model = reference(folder)
+    (name, prompt) = next(iter(case.prompts.items()))
+    texts = [text for text in TEXTS if text.strip()]
+    given = feeds(model, texts, prompt)
+    pooled = given["attention_mask"].copy()
+    head = model.tokenizer(prompt)["input_ids"]
+    pooled[:, : len(head) - (head[-1] in model.tokenizer.all_special_ids)] = 0
+    async with opened(folder, await spec_of(folder)) as engine:
+        got = await infer(engine, given | {"pooling_mask": pooled}, "sentence_embedding")
+    close(got["sentence_embedding"], model.encode(texts, prompt_name=name, convert_to_numpy=True))
+
+
+def words_tokenizer(folder: Path, *, last: str = "") -> int:
+    """A tokenizer.json of words and letters; `last` is appended to every text. Answers the size of its vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *dict.fromkeys((*WORDS, *LETTERS))]
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    frame = f"$A {last}" if last else "[CLS] $A [SEP]"
+    special = [(token, ids[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=special)
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    wrapped.padding_side = "left" if last else "right"
+    wrapped.save_pretrained(folder)
+    return len(vocabulary)
+
+
+def _modernbert(size: int) -> Any:
+    import transformers
+
+    config = transformers.ModernBertConfig(
+        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        max_position_embeddings=64, global_attn_every_n_layers=2, local_attention=8, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+    )  # fmt: skip
+    return transformers.ModernBertModel(config)
+
+
+def _deberta(size: int) -> Any:
+    import transformers
+
+    config = transformers.DebertaV2Config(
+        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"],
+        type_vocab_size=0, position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
+    )  # fmt: skip
+    return transformers.DebertaV2Model(config)
+
+
+def _t5(size: int) -> Any:
+    import transformers
+
+    config = transformers.T5Config(vocab_size=size, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    return transformers.T5EncoderModel(config)
+
+
+def _qwen3(size: int) -> Any:
+    import transformers
+
+    config = transformers.Qwen3Config(
+        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
+    )  # fmt: skip
+    return transformers.Qwen3Model(config)
+
+
+OTHERS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "modernbert": (_modernbert, "mean"),
+    "deberta-v2": (_deberta, "cls"),
+    "t5": (_t5, "mean"),
+    "qwen3": (_qwen3, "lasttoken"),
+}
+"""Architectures without a graph in Shoal, with the pooling that their embedders have."""
+
+
+def other(name: str, folder: Path, dtype: str = "float32") -> Path:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules as st
+
+    torch.manual_seed(11)
+    make, pooling = OTHERS[name]
+    encoder = folder / "encoder"
+    size = words_tokenizer(encoder, last="[SEP]" if pooling == "lasttoken" else "")
+    model = make(size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(getattr(torch, dtype)).save_pretrained(encoder)
+    parts = [
+        st.Transformer(str(encoder), max_seq_length=LONGEST, model_kwargs={"dtype": "auto"}),
+        st.Pooling(HIDDEN, pooling_mode=pooling),
+        st.Normalize(),
+    ]
+    SentenceTransformer(modules=parts).save(str(folder / "model"), create_model_card=False)
+    return folder / "model"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_architectures_without_a_graph(tmp_path: Path, name: str) -> None:
+    """What transformers knows is served, in any batch, as sentence-transformers embeds it."""
+    folder = other(name, tmp_path)
+    model = reference(folder)
+    texts = [text for text in TEXTS if text.strip()]
+    async with opened(folder, await spec_of(folder)) as engine:
+        together = await infer(engine, feeds(model, texts), "sentence_embedding")
+        alone = [await infer(engine, feeds(model, [text]), "sentence_embedding") for text in texts]
+    expected = model.encode(texts, convert_to_numpy=True)
+    close(together["sentence_embedding"], expected)
+    close(np.concatenate([one["sentence_embedding"] for one in alone]), expected)
+
+
+async def test_a_decoder_pads_on_either_side(tmp_path: Path) -> None:
+    """The last token that the mask keeps is pooled, wherever the padding stands."""
+    folder = other("qwen3", tmp_path)
+    model = reference(folder)
+    async with opened(folder, await spec_of(folder)) as engine:
+        rows = [(await infer(engine, feeds(model, TEXTS[:3], left=left), "pooled"))["pooled"] for left in (False, True)]
+    close(*rows)
+
+
+async def test_token_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
+    """The output of token vectors is what sentence-transformers calls token_embeddings, at every token that counts."""
+    folder = write(CASES[0], tmp_path)
+    model = reference(folder)
+    given = feeds(model, TEXTS)
+    async with opened(folder, await spec_of(folder, tokens="token_embeddings")) as engine:
+        rows = (await infer(engine, given, "token_embeddings"))["token_embeddings"]
+    expected = model.encode(TEXTS, output_value="token_embeddings", convert_to_numpy=False)
+    for row, mask, right in zip(rows, given["attention_mask"], expected, strict=True):
+        close(row[mask > 0], right.cpu().numpy()[: mask.sum()])
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+async def test_classifiers_give_their_logits(tmp_path: Path, labels: int) -> None:
+    """Pairs with their segments, as AutoModelForSequenceClassification scores them one by one."""
+    import torch
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.BertConfig(
+        vocab_size=100, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        num_labels=labels, initializer_range=0.3,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    spec = TextSpec(
+        tokenizer="tokenizer.json",
+        inputs=("input_ids", "attention_mask", "token_type_ids"),
+        dimension=0,
+        max_tokens=512,
+        score=ScoreSpec(labels=tuple(map(str, range(labels))), activation="identity"),
+    )
+    given = batch(9, 4, 17)
+    given["token_type_ids"] = (np.arange(17) > 2).astype(np.int64) * given["attention_mask"]
+    async with opened(tmp_path, spec) as engine:
+        got = (await infer(engine, given, "logits"))["logits"]
+        with pytest.raises(InputRejected, match="token_type_ids"):
+            await infer(engine, given | {"token_type_ids": given["token_type_ids"] + 1}, "logits")
+    with torch.inference_mode():
+        for row, length in enumerate((9, 4, 17)):
+            one = {name: torch.from_numpy(array[row : row + 1, :length]) for name, array in given.items()}
+            np.testing.assert_allclose(got[row], model(**one).logits[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+async def test_splade_weights_are_those_of_sentence_transformers(
+    tmp_path: Path, strategy: str, activation: str
+) -> None:
+    import torch
+    import transformers
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
+
+    torch.manual_seed(5)
+    encoder = tmp_path / "encoder"
+    size = words_tokenizer(encoder)
+    config = transformers.BertConfig(
+        vocab_size=size, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        initializer_range=0.3,
+    )  # fmt: skip
+    transformers.BertForMaskedLM(config).save_pretrained(encoder)
+    first = Transformer(str(encoder), transformer_task="fill-mask", max_seq_length=LONGEST)
+    model = SparseEncoder(
+        modules=[first, SpladePooling(pooling_strategy=strategy, activation_function=activation)], device="cpu"
+    )
+    model.save(str(tmp_path / "model"), create_model_card=False)
+    spec = TextSpec(
+        tokenizer="tokenizer.json",
+        inputs=("input_ids", "attention_mask"),
+        dimension=0,
+        max_tokens=LONGEST,
+        sparse=SparseSpec(),
+    )
+    async with opened(tmp_path / "model", spec) as engine:
+        got = (await infer(engine, feeds(model, TEXTS[:4]), "sparse_embedding"))["sparse_embedding"]
+    close(got, model.encode(TEXTS[:4], convert_to_tensor=True).to_dense().numpy())
+
+
+async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
+    """Dense, sparse and multi vectors from one run of the encoder, each as its formula says."""
+    import torch
+    from safetensors.torch import save_file
+
+    model = TinyBert(tmp_path)
+    modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
+    torch.manual_seed(3)
+    heads = {name: (torch.randn(size, HIDDEN), torch.randn(size)) for name, size in (("sparse", 1), ("colbert", 12))}
+    for name, (weight, bias) in heads.items():
+        save_file({"weight": weight, "bias": bias}, tmp_path / f"{name}_linear.safetensors")
+    spec = msgspec.structs.replace(
+        model.spec,
+        pooling="cls",
+        modules=("normalize",),
+        ends_normalized=True,
+        sparse=SparseSpec(output="token_weights", per="token"),
+        multi=MultiSpec(dimension=12, drop_first=True),
+        tokens="token_embeddings",
+    )
+    given = batch(6, 3)
+    async with opened(tmp_path, spec) as engine:
+        got = await infer(engine, given, *spec.outputs)
+    tokens, mask = got["token_embeddings"], given["attention_mask"]
+    assert set(got) == set(spec.outputs)
+    close(got["pooled"], tokens[:, 0])
+    sparse = np.maximum(tokens @ heads["sparse"][0].numpy().T + heads["sparse"][1].numpy(), 0)[..., 0] * mask
+    np.testing.assert_allclose(got["token_weights"], sparse, atol=1e-4)
+    multi = tokens @ heads["colbert"][0].numpy().T + heads["colbert"][1].numpy()
+    np.testing.assert_allclose(got["multi_vectors"], multi / np.linalg.norm(multi, axis=-1, keepdims=True), atol=1e-4)

@@ -1,0 +1,59 @@
+"""The contract of `Engine`, on the torch engine: the tests of tests/contract/engines over a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.backends import EngineOptions, opener
+from shoal.core.protocols import Engine
+from tests.contract.engines.test_engines import *  # noqa: F403 - the contract's tests, with the fixtures below
+from tests.parity.torch_models import TinyBert, modules
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+
+@dataclass(frozen=True)
+class Subject:
+    engine: Engine
+    model: TinyBert
+
+
+@asynccontextmanager
+async def opened(model: TinyBert, max_length: int = 512) -> AsyncIterator[Subject]:
+    modules(model.folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
+    spec = msgspec.structs.replace(model.spec, modules=("normalize",), ends_normalized=True)
+    options = EngineOptions(warm_up_s=0.0, spec=spec, max_length=max_length, precision="f32")
+    engine = await opener("torch")(model.folder, name="tiny", options=options)
+    try:
+        yield Subject(engine, model)
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture
+async def subject(tmp_path: Path) -> AsyncIterator[Subject]:
+    async with opened(TinyBert(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+async def local(subject: Subject) -> Subject:
+    return subject
+
+
+@pytest.fixture
+async def short(tmp_path: Path) -> AsyncIterator[Subject]:
+    async with opened(TinyBert(tmp_path, positions=16)) as found:
+        yield found
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[Subject]:
+    async with opened(TinyBert(tmp_path, width=256, layers=4)) as found:
+        yield found

@@ -1,0 +1,91 @@
+"""A server of the whole embedding family: real lanes over fake engines, so that every answer can be computed here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from shoal.backends.fake import FakeScript
+from shoal.core.batched import BatchedRunner
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import ModelFacts, Observer, Token
+from shoal.core.registry import Model, Registry
+from shoal.surfaces import SURFACES, Options, build_app
+from shoal.surfaces.openapi import OpenApi
+from shoal.types import TaskKind
+from tests.surfaces.surface_kit import Server
+from tests.unit.core.lanes import make_lane
+
+EMBEDDER, SPLADE, RERANKER, CLASSIFIER = "embedder", "splade", "reranker", "classifier"
+DIMENSION = 4
+SCRIPTS = {
+    EMBEDDER: FakeScript(vectors="dense+tokens", dimension=DIMENSION),
+    SPLADE: FakeScript(vectors="sparse", dimension=DIMENSION),
+    RERANKER: FakeScript(labels=1),
+    CLASSIFIER: FakeScript(labels=3),
+}
+PROMPT = "né: "
+
+
+class Words:
+    """A tokenizer whose tokens are words, with [CLS] before them; the id of a word is its length."""
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        first = [Token(101, "[CLS]", True, None, None)] if add_special_tokens else []
+        whole = [(PROMPT if prompt_name else "") + text for text in texts]
+        return [
+            first + [Token(len(one[0]), one[0], False, *one.span()) for one in re.finditer(r"\S+", text)]
+            for text in whole
+        ]
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return [" ".join(str(each) for each in one if each != 101 or not skip_special_tokens) for one in ids]
+
+
+def facts_of(script: FakeScript) -> ModelFacts:
+    tasks: tuple[TaskKind, ...] = ("embed",)
+    if script.labels:
+        tasks = ("rerank", "classify") if script.labels == 1 else ("classify",)
+    return ModelFacts(
+        source="fake",
+        backend="fake",
+        tasks=tasks,
+        dimension=None if script.labels else script.dimension,
+        max_input_tokens=512,
+        precision="f32",
+        pooling="" if script.labels else "cls",
+        prompts={"query": PROMPT} if not script.labels else {},
+        vectors=() if script.labels else script.kinds,
+        labels=script.label_names,
+    )
+
+
+def add_family(gateway: Gateway, stack: AsyncExitStack, names: Sequence[str] = tuple(SCRIPTS), **more: Any) -> None:
+    """Serve models of `SCRIPTS` by name, ready; `more` replaces facts of each."""
+    for name in names:
+        script = SCRIPTS[name]
+        runner = BatchedRunner(make_lane(script), replace(facts_of(script), **more), Words())
+        stack.push_async_callback(runner.aclose)
+        model = Model(name=name, created=1_700_000_000)
+        gateway.registry.add(model)
+        model.loaded(runner)
+
+
+@asynccontextmanager
+async def family(
+    *names: str, observer: Observer | None = None, facts: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Server]:
+    """A server of these models, in their order, or of all of them."""
+    gateway = Gateway(Registry(), observer)
+    settings = Options(**options)
+    async with AsyncExitStack() as stack:
+        add_family(gateway, stack, names or tuple(SCRIPTS), **(facts or {}))
+        surfaces = [make(settings) for make in SURFACES]
+        app = build_app(gateway, [*surfaces, OpenApi(surfaces)], settings)
+        first: Any = next(iter(gateway.registry))
+        yield Server(app, first.runner, gateway, first)

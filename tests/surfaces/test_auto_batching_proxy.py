@@ -1,0 +1,291 @@
+"""auto-batching-proxy's two routes, as its README, its types and its own tests have them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.gateway import Gateway
+from shoal.core.registry import Model, Registry
+from shoal.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InputRejected,
+    InternalError,
+    ModelFailed,
+    ModelNotReady,
+    NotFinite,
+    Overloaded,
+    ShoalError,
+    TooLong,
+    TransportFailed,
+    Unavailable,
+    UpstreamRefused,
+)
+from shoal.surfaces import Options, build_app, surfaces_of
+from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
+from shoal.surfaces.openapi import OpenApi
+from shoal.types import BatchFacts
+from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, Server, Told, request_scope, vector
+
+DIALECT = "auto-batching-proxy"
+
+
+def proxy(runner: Told | None = None, **options: Any) -> Server:
+    """A server under the preset, whose model is ready."""
+    runner = runner or Told()
+    registry = Registry()
+    model = Model(name=MODEL)
+    registry.add(model)
+    model.loaded(runner)
+    gateway = Gateway(registry)
+    settings = Options(**{"embed_dialect": DIALECT, "max_inputs": 32, **options})
+    surfaces = surfaces_of(settings)
+    return Server(build_app(gateway, [*surfaces, OpenApi(surfaces)], settings), runner, gateway, model)
+
+
+async def test_embeddings() -> None:
+    """One vector a text, in an object, with nothing beside it; what only TEI knows is ignored, as there."""
+    server = proxy()
+    body = {"inputs": ["ab", "cd"], "truncate": True, "normalize": False, "prompt_name": "query", "dimensions": 2}
+    answer = await server.call("POST", "/embed", body)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.body == b'{"embeddings":[[1.0,24.25,24.375,-0.5],[1.0,24.75,24.875,-0.5]]}'
+    (task,) = server.runner.tasks
+    assert (task.inputs, task.normalize, task.truncate, task.prompt_name) == (["ab", "cd"], True, None, None)
+    assert task.dimensions is None
+    assert answer.headers["x-shoal-batch-size"] == "7"
+    assert answer.headers["x-shoal-cached"] == "0"
+
+
+async def test_many_texts() -> None:
+    """As many as one request may hold, over the slices in which they are written."""
+    texts = [f"text {number}" for number in range(200)]
+    answer = await proxy(max_inputs=200).call("POST", "/embed", {"inputs": texts})
+    assert answer.json() == {"embeddings": [vector(text) for text in texts]}
+
+
+class _Flush(Told):
+    """Its batches left for this reason."""
+
+    def __init__(self, facts: BatchFacts) -> None:
+        super().__init__()
+        self.batch = facts
+
+    async def run(self, task: Any, ctx: Any) -> Any:
+        return msgspec.structs.replace(await super().run(task, ctx), facts=self.batch)
+
+
+@pytest.mark.parametrize(
+    ("flush", "expected"),
+    [
+        (
+            "full",
+            {"batch_id": 42, "batch_type": "max_batch_size", "batch_size": 7, "inference_time_ms": 3.75},
+        ),
+        *(
+            (
+                flush,
+                {
+                    "batch_id": 42,
+                    "batch_type": "max_wait_time_ms",
+                    "batch_size": 7,
+                    "batch_wait_time_ms": 1,
+                    "inference_time_ms": 3.75,
+                },
+            )
+            for flush in ("age", "idle")
+        ),
+    ],
+)
+async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
+    """On demand, the keys in their order; the wait is the real one, and only told where the batch was not full."""
+    facts = msgspec.structs.replace(FACTS, flush=flush)
+    answer = await proxy(_Flush(facts), batch_info=True).call("POST", "/embed", {"inputs": ["a"]})
+    told = answer.json()
+    assert list(told) == ["embeddings", "batch_info"]
+    assert told["batch_info"] == expected
+    assert list(told["batch_info"]) == list(expected)
+
+
+async def test_a_batch_that_is_exactly_full() -> None:
+    """Nobody had to be left behind, and still it left for its size."""
+    facts = msgspec.structs.replace(FACTS, flush="age")
+    answer = await proxy(_Flush(facts), batch_info=True, max_batch_size=7).call("POST", "/embed", {"inputs": ["a"]})
+    assert answer.json()["batch_info"]["batch_type"] == "max_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b'{"inputs": []}', 400, "`inputs` can't be empty"),
+        (b'{"inputs": [' + b'"a",' * 20 + b'"a"]}', 413, "`inputs` can't be greater than 20"),
+        (b'{"inputs": ["dummy plain text}', 400, "Bad Request"),
+        (b"dummy plain text", 400, "Bad Request"),
+        (b"", 400, "Bad Request"),
+        (b"{}", 422, "Unprocessable Entity"),
+        (b'{"inputs": "one text"}', 422, "Unprocessable Entity"),
+        (b'{"inputs": [1]}', 422, "Unprocessable Entity"),
+        (b'["a"]', 422, "Unprocessable Entity"),
+        (b'{"inputs": ["' + b"a" * 2000 + b'"]}', 413, "Payload Too Large"),
+    ],
+)
+async def test_refusals(body: bytes, status: int, text: str) -> None:
+    """Status and words of the original's tests and of its web framework, always as `error` alone."""
+    server = proxy(max_inputs=20, max_body_bytes=1500)
+    answer = await server.call("POST", "/embed", body=body, headers={"content-type": "application/json"})
+    assert (answer.status, answer.json()) == (status, {"error": text})
+    assert answer.headers["content-type"] == "application/json"
+    assert not server.runner.tasks
+
+
+async def test_exactly_as_many_as_allowed() -> None:
+    """The limit itself is no error."""
+    answer = await proxy(max_inputs=20).call("POST", "/embed", {"inputs": ["a"] * 20})
+    assert len(answer.json()["embeddings"]) == 20
+
+
+async def test_plain_text() -> None:
+    """400 as there, whatever it holds: a page of another site can send that unasked."""
+    for body in (b"blah", b'{"inputs": ["a"]}'):
+        answer = await proxy().call("POST", "/embed", body=body, headers={"content-type": "text/plain"})
+        assert (answer.status, answer.json()) == (400, {"error": "Bad Request"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "text"),
+    [("GET", "/nonexistent", 404, "Not Found"), ("GET", "/embed", 405, "Method Not Allowed")],
+)
+async def test_unknown_routes(method: str, path: str, status: int, text: str) -> None:
+    """In its words also for paths that nobody knows."""
+    answer = await proxy().call(method, path)
+    assert (answer.status, answer.json()) == (status, {"error": text})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "start"),
+    [
+        (InputRejected("bad text"), 422, 'HTTP error: 422 Unprocessable Entity: {"error":"bad text"'),
+        (TooLong("600 tokens"), 422, 'HTTP error: 422 Unprocessable Entity: {"error":"600 tokens"'),
+        (EmptyInput("empty", param="text"), 400, 'HTTP error: 400 Bad Request: {"error":"empty","error_type":"Empty"}'),
+        (EngineFailed("broke"), 424, 'HTTP error: 424 Failed Dependency: {"error":"broke","error_type":"Backend"}'),
+        (NotFinite("NaN"), 424, "HTTP error: 424 Failed Dependency: "),
+        (Overloaded("full", retry_after=2), 429, "HTTP error: 429 Too Many Requests: "),
+        (TransportFailed("gone"), 503, "Network error: gone"),
+        (Unavailable("draining"), 503, "Network error: draining"),
+        (ModelNotReady("loading"), 503, "Network error: loading"),
+        (ModelFailed("no"), 503, "Network error: no"),
+        (DeadlineExceeded("late"), 408, "Request timed out"),
+        (InternalError("bug"), 500, "HTTP error: 500 Internal Server Error: "),
+        (UpstreamRefused("no", status=418, body=b"teapot"), 418, "HTTP error: 418 I'm a Teapot: teapot"),
+        (UpstreamRefused("no", status=599, body=b""), 599, "HTTP error: 599 <unknown status code>: "),
+    ],
+)
+async def test_errors_of_the_model(error: ShoalError, status: int, start: str) -> None:
+    """As the original tells of its inference service; a time that is over stays 408."""
+    answer = await proxy(Told(error=error)).call("POST", "/embed", {"inputs": ["a"]})
+    assert answer.status == status
+    assert answer.json()["error"].startswith(start)
+    assert set(answer.json()) == {"error"}
+
+
+async def test_overloaded_says_when() -> None:
+    answer = await proxy(Told(error=Overloaded("full", retry_after=2))).call("POST", "/embed", {"inputs": ["a"]})
+    assert answer.headers["retry-after"] == "2"
+
+
+async def test_nobody_behind_it() -> None:
+    """No model yet: the service is not there."""
+    server = proxy()
+    server.gateway.registry.remove(server.model)
+    answer = await server.call("POST", "/embed", {"inputs": ["a"]})
+    assert answer.status == 503
+    assert answer.json()["error"].startswith("Network error: ")
+
+
+class TestHealth:
+    async def test_ok(self) -> None:
+        answer = await proxy().call("GET", "/health")
+        assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"OK", "text/plain; charset=utf-8")
+
+    async def test_a_model_that_cannot_answer(self) -> None:
+        """503 with the reason, where the original stays OK."""
+        answer = await proxy(Told(able=False)).call("GET", "/health")
+        assert answer.status == 503
+        assert MODEL in answer.json()["error"]
+
+    async def test_a_server_that_is_waited_for(self) -> None:
+        server = proxy()
+        server.gateway.registry.remove(server.model)
+        assert (await server.call("GET", "/health")).json() == {"error": "no model is served"}
+        server.gateway.waiting["tei+http://there"] = "connection refused"
+        answer = await server.call("GET", "/health")
+        assert (answer.status, answer.json()) == (503, {"error": "tei+http://there: connection refused"})
+
+    async def test_draining(self) -> None:
+        """The balancer is to look elsewhere."""
+        server = proxy()
+        server.gateway.draining = True
+        assert (await server.call("GET", "/health")).status == 503
+
+
+class TestKeys:
+    async def test_a_key_is_asked_for(self) -> None:
+        """In its own form; health is open."""
+        server = proxy(api_key=("k",))
+        answer = await server.call("POST", "/embed", {"inputs": ["a"]})
+        assert (answer.status, answer.json()) == (401, {"error": "Unauthorized"})
+        assert answer.headers["www-authenticate"] == "Bearer"
+        right = await server.call("POST", "/embed", {"inputs": ["a"]}, headers={"authorization": "Bearer k"})
+        assert right.status == 200
+        assert (await server.call("GET", "/health")).status == 200
+
+
+class TestTheOthers:
+    """What the preset changes, and what it does not."""
+
+    async def test_tei_s_embed_without_it(self) -> None:
+        """A bare array, unless the setting says otherwise."""
+        answer = await proxy(embed_dialect="tei").call("POST", "/embed", {"inputs": ["ab"]})
+        assert answer.json() == [vector("ab")]
+
+    async def test_every_other_route_stays(self) -> None:
+        """OpenAI's, TEI's others, readiness; each tells errors in its own words."""
+        server = proxy()
+        answer = await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})
+        assert answer.json()["data"][0]["embedding"] == vector("ab")
+        assert (await server.call("POST", "/v1/embeddings", {"model": MODEL})).json()["error"]["type"]
+        assert (await server.call("GET", "/info")).json()["model_id"]
+        assert (await server.call("GET", "/health/ready")).json()["status"] == "ready"
+
+    async def test_the_document_shows_what_is_served(self) -> None:
+        """/embed once, with this surface's bodies."""
+        server = proxy()
+        paths = (await server.call("GET", "/openapi.json")).json()["paths"]
+        shown = paths["/embed"]["post"]["responses"]
+        assert shown["200"]["content"]["application/json"]["schema"]["$ref"].endswith("ProxyResponse")
+        assert set(shown["422"]["content"]) == {"application/json"}
+        assert "/embed_all" in paths
+
+    async def test_a_client_that_leaves_cancels_its_work(self) -> None:
+        """The original goes on for nobody."""
+        server = proxy(Told(release=asyncio.Event()))
+        exchange = Exchange([b'{"inputs": ["a"]}'])
+        headers = {"host": "127.0.0.1:8080", "content-type": "application/json"}
+        scope = request_scope("POST", "/embed", headers)
+        call = asyncio.create_task(server.app(scope, exchange.receive, exchange.send))
+        await server.runner.begun.wait()
+        exchange.leave()
+        await call
+        assert server.runner.cancelled == 1
+
+
+async def test_every_refusal_is_declared() -> None:
+    """What the endpoint answers is in its operation."""
+    (embed, _) = AutoBatchingProxy(Options()).routes(Gateway(Registry()))
+    assert {400, 408, 413, 422, 424, 429, 500, 503} <= set(embed.errors)

@@ -1,0 +1,229 @@
+"""Cohere's /v2/rerank, /v2/embed and /v1/embed, as its client sends and reads them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.errors import EngineFailed, Overloaded
+from shoal.types import Embed
+from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
+from tests.surfaces.surface_kit import MODEL, Server, Told, serve
+
+QUERY = "what is a shoal"
+DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
+SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
+ORDER = sorted(range(3), key=lambda at: -SCORES[at])
+RANK = {"model": RERANKER, "query": QUERY, "documents": DOCUMENTS}
+EMBED = {"model": EMBEDDER, "texts": DOCUMENTS, "input_type": "search_document"}
+
+
+def unit(text: str) -> Any:
+    vector = vector_of(tokens_of(text), DIMENSION)
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with family() as made:
+        yield made
+
+
+async def test_rerank(server: Server) -> None:
+    """Results without documents, the best first; what a search would be billed as."""
+    answer = await server.call("POST", "/v2/rerank", {**RANK, "max_tokens_per_doc": 4096})
+    said = answer.json()
+    assert answer.status == 200
+    assert list(said) == ["id", "results", "meta"]
+    assert said["id"] == answer.headers["x-request-id"]
+    assert [each["index"] for each in said["results"]] == ORDER
+    assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
+    assert all(set(each) == {"index", "relevance_score"} for each in said["results"])
+    total = sum(len(tokens_of((QUERY, each))) for each in DOCUMENTS)
+    assert said["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": 1},
+        "tokens": {"input_tokens": total},
+    }
+
+
+async def test_rerank_some(server: Server) -> None:
+    """`top_n`, documents where they are asked for, and one unit for each hundred documents."""
+    said = (await server.call("POST", "/v2/rerank", {**RANK, "top_n": 1, "return_documents": True})).json()
+    assert [each["document"] for each in said["results"]] == [{"text": DOCUMENTS[ORDER[0]]}]
+    many = (await server.call("POST", "/v2/rerank", {**RANK, "documents": DOCUMENTS * 34})).json()
+    assert many["meta"]["billed_units"]["search_units"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"documents": []}, 400, "'documents' is an empty list"),
+        ({"documents": None}, 422, "'documents' is invalid"),
+        ({"query": "  "}, 400, "'query' is empty"),
+        ({"query": {"text": "a"}}, 422, "'query' is invalid"),
+        ({"top_n": -1}, 422, "'top_n' is invalid"),
+        ({"relevant_spans": {"mode": "enabled"}}, 400, "'relevant_spans' is not supported"),
+        ({"model": "rerank-v9"}, 404, "does not exist"),
+        ({"model": CLASSIFIER}, 400, "cannot rerank"),
+    ],
+)
+async def test_rerank_refuses(server: Server, fields: dict[str, Any], status: int, words: str) -> None:
+    """A `message`, with the status for which the client has a class; what nobody knows is ignored, not refused."""
+    answer = await server.call("POST", "/v2/rerank", {**RANK, **fields})
+    assert (answer.status, list(answer.json())) == (status, ["message"]), answer.body
+    assert words in answer.json()["message"]
+    known = {"relevant_spans": {"mode": "disabled"}, "top_k": 3, "made_up": 1}
+    assert (await server.call("POST", "/v2/rerank", {**RANK, **known})).status == 200
+
+
+async def test_embed_by_type(server: Server) -> None:
+    """Each type under its name and in the order asked for; base64 is that of float32."""
+    types = ["base64", "float", "int8", "uint8", "binary", "ubinary", "float"]
+    answer = await server.call("POST", "/v2/embed", {**EMBED, "embedding_types": types})
+    said = answer.json()
+    assert answer.status == 200
+    assert list(said) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert (said["texts"], said["response_type"]) == (DOCUMENTS, "embeddings_by_type")
+    assert list(said["embeddings"]) == types[:-1]
+    for at, text in enumerate(DOCUMENTS):
+        vector = unit(text)
+        found = {name: rows[at] for name, rows in said["embeddings"].items()}
+        assert found["float"] == pytest.approx(vector.tolist(), abs=1e-6)
+        assert np.frombuffer(base64.b64decode(found["base64"]), "<f4").tolist() == pytest.approx(found["float"])
+        assert found["int8"] == np.rint(vector * 127).tolist()
+        assert found["uint8"] == (np.rint(vector * 127) + 128).tolist()
+        assert found["ubinary"] == [int("1111", 2) << 4] == [each + 128 for each in found["binary"]]
+    total = sum(len(tokens_of(each)) for each in DOCUMENTS)
+    assert said["meta"]["billed_units"] == {"input_tokens": total}
+
+
+async def test_embed_defaults(server: Server) -> None:
+    """float where no type is named; the first model that embeds; texts as `inputs`."""
+    inputs = [{"content": [{"type": "text", "text": each}]} for each in DOCUMENTS]
+    said = (await server.call("POST", "/v2/embed", {"inputs": inputs, "output_dimension": 2})).json()
+    assert list(said["embeddings"]) == ["float"]
+    assert np.shape(said["embeddings"]["float"]) == (3, 2)
+    assert said["texts"] == DOCUMENTS
+
+
+async def test_embed_many(server: Server) -> None:
+    """2,048 texts in both forms, decoded and encoded in turns."""
+    texts = [f"text {at} " + "filler " * 6 for at in range(2048)]
+    inputs = [{"content": [{"type": "text", "text": each}]} for each in texts]
+    for body in ({"texts": texts}, {"inputs": inputs}):
+        answer = await server.call("POST", "/v2/embed", {**body, "embedding_types": ["int8", "float"]})
+        assert answer.pieces > 2
+        said = answer.json()
+        assert said["texts"] == texts
+        assert said["embeddings"]["float"][2047] == pytest.approx(unit(texts[2047]).tolist(), abs=1e-6)
+        assert len(said["embeddings"]["int8"]) == 2048
+
+
+async def test_embed_first_version(server: Server) -> None:
+    """Without types the floats themselves; with types the object; `id` and `response_type`, without which its client
+    fails."""
+    said = (await server.call("POST", "/v1/embed", EMBED)).json()
+    assert list(said) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert said["response_type"] == "embeddings_floats"
+    assert np.allclose(said["embeddings"], [unit(each) for each in DOCUMENTS], atol=1e-6)
+    typed = (await server.call("POST", "/v1/embed", {**EMBED, "embedding_types": ["int8"]})).json()
+    assert (typed["response_type"], list(typed["embeddings"])) == ("embeddings_by_type", ["int8"])
+    assert typed["meta"]["api_version"] == {"version": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"input_type": "search_query"}, {"input_type": "query"}),
+        ({"input_type": "search_document"}, {"input_type": "document"}),
+        ({"input_type": "classification"}, {"input_type": None, "prompt_name": "classification"}),
+        ({"input_type": "clustering"}, {"input_type": None, "prompt_name": None}),
+        ({}, {"input_type": None, "truncate": None}),
+        ({"truncate": "NONE"}, {"truncate": False}),
+        ({"truncate": "START"}, {"truncate": True, "truncation_direction": "left"}),
+        ({"truncate": "END"}, {"truncate": True, "truncation_direction": "right"}),
+        ({"max_tokens": 256}, {"truncate": True}),
+        ({"output_dimension": 2}, {"dimensions": 2}),
+        ({"priority": 3}, {"dimensions": None}),
+    ],
+)
+async def test_fields_reach_the_task(said: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Roles and uses of vectors, and how to cut: as the task has them."""
+    runner = Told()
+    object.__setattr__(runner.facts, "prompts", {"classification": "classify: "})
+    await serve(runner).call("POST", "/v2/embed", {"model": MODEL, "texts": ["a"], **said})
+    (task,) = runner.tasks
+    assert isinstance(task, Embed)
+    assert {name: getattr(task, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed"])
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"texts": None}, 422, "Missing required field 'texts'"),
+        ({"texts": []}, 400, "'texts' is an empty list"),
+        ({"texts": ["a", ""]}, 400, "'texts[1]' is empty"),
+        ({"texts": ["a"] * 2049}, 400, "2048"),
+        ({"texts": "a"}, 422, "'texts' is invalid"),
+        ({"texts": None, "images": ["data:image/png;base64,AA=="]}, 400, "images are not supported"),
+        ({"input_type": "image"}, 400, "images are not supported"),
+        ({"input_type": "query"}, 422, "'input_type' is invalid"),
+        ({"embedding_types": ["float16"]}, 422, "'embedding_types[0]' is invalid"),
+        ({"truncate": "MIDDLE"}, 422, "'truncate' is invalid"),
+        ({"truncate": "NONE", "texts": ["word " * 600]}, 400, "512"),
+        ({"model": "nobody"}, 404, "does not exist"),
+        ({"model": RERANKER}, 400, "cannot embed"),
+        ({"model": SPLADE}, 400, "no dense vectors"),
+        ({"texts": ["nan-item"]}, 500, "NaN"),
+    ],
+)
+async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], status: int, words: str) -> None:
+    """A `message` in both versions."""
+    answer = await server.call("POST", path, {**EMBED, **fields})
+    assert (answer.status, list(answer.json())) == (status, ["message"]), answer.body
+    assert words in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"texts": ["a"], "inputs": []}, "Both 'texts' and 'inputs'"),
+        ({"inputs": []}, "'inputs' is an empty list"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "images are not supported"),
+        ({"inputs": [{"content": []}]}, "0 parts"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, "2 parts"),
+        ({"inputs": [{"content": [{"type": "text"}]}]}, "'inputs[0]' is empty"),
+        ({"texts": ["a"], "max_tokens": 8}, "'max_tokens' can only be"),
+    ],
+)
+async def test_inputs_refused(server: Server, fields: dict[str, Any], words: str) -> None:
+    """What only the second version has."""
+    answer = await server.call("POST", "/v2/embed", {"model": EMBEDDER, **fields})
+    assert (answer.status, words in answer.json()["message"]) == (400, True), answer.body
+
+
+@pytest.mark.parametrize("path", ["/v2/rerank", "/v2/embed", "/v1/embed"])
+async def test_who_is_not_let_in(path: str) -> None:
+    """Keys, methods, unknown paths below, a full queue and a broken model: each a `message`."""
+    server = serve(api_key=("key",))
+    key = {"authorization": "Bearer key"}
+    for answer, status in (
+        (await server.call("POST", path, {}), 401),
+        (await server.call("GET", path, headers=key), 405),
+        (await server.call("POST", f"{path}/more", {}, headers=key), 404),
+        (await server.call("POST", path, body=b"{", headers=key), 400),
+        (await server.call("POST", path, {}, headers={**key, "content-type": "text/plain"}), 415),
+    ):
+        assert (answer.status, list(answer.json())) == (status, ["message"])
+    body = {"texts": ["a"], "query": "a", "documents": ["b"]}
+    full = await serve(Told(error=Overloaded("full", retry_after=3))).call("POST", path, body)
+    assert (full.status, full.json(), full.headers["retry-after"]) == (429, {"message": "full"}, "3")
+    broken = await serve(Told(error=EngineFailed("broken"))).call("POST", path, body)
+    assert (broken.status, broken.json()) == (500, {"message": "broken"})

@@ -1,0 +1,253 @@
+"""What NVIDIA, Voyage, Jina and vLLM add to /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import FakeScript, tokens_of, vector_of
+from shoal.core.batched import BatchedRunner
+from shoal.core.gateway import Gateway
+from shoal.core.registry import Model, Registry
+from shoal.surfaces import SURFACES, Options, build_app
+from tests.surfaces.family_kit import EMBEDDER, SPLADE, Words, facts_of, family
+from tests.surfaces.surface_kit import MODEL, Server, Told, serve
+from tests.unit.core.lanes import make_lane
+
+TEXTS = ["a group of fish", "a kind of bread"]
+COLBERT = "colbert"
+
+
+async def asked(said: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
+    """The task that a body becomes."""
+    runner = Told()
+    runner.facts = replace(runner.facts, prompts=prompts or {})
+    answer = await serve(runner).call("POST", "/v1/embeddings", {"model": model, "input": ["ab"], **said})
+    assert answer.status == 200, answer.body
+    return runner.tasks[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"input_type": "passage", "truncate": "END"}, {"input_type": "document", "truncate": True}),
+        ({"input_type": "query", "truncate": "NONE"}, {"input_type": "query", "truncate": False}),
+        ({"input_type": None, "truncation": True, "output_dimension": 2}, {"truncate": True, "dimensions": 2}),
+        ({"truncation": False, "output_dtype": None, "output_dimension": None}, {"truncate": False}),
+        ({"task": "retrieval.query"}, {"input_type": "query", "prompt_name": None}),
+        ({"task": "retrieval.passage"}, {"input_type": "document"}),
+        ({"task": "text-matching"}, {"input_type": None, "prompt_name": "text-matching"}),
+        ({"task": "separation"}, {"input_type": None, "prompt_name": None}),
+        ({"task": "retrieval.query", "input_type": "document"}, {"input_type": "document"}),
+        ({"normalized": False}, {"normalize": False}),
+        ({"use_activation": False, "normalize": False}, {"normalize": False}),
+        ({"late_chunking": False, "add_special_tokens": True}, {"normalize": True}),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, {"truncate": True, "truncation_direction": "left"}),
+        ({"truncate_prompt_tokens": 256}, {"truncate": True, "truncation_direction": "right"}),
+        ({"truncate_prompt_tokens": 512, "truncate": False}, {"truncate": False}),
+        ({"dimensions": 3, "output_dimension": 3}, {"dimensions": 3}),
+        ({"input": [{"text": "ab"}, "cd"]}, {"inputs": ["ab", "cd"]}),
+    ],
+)
+async def test_fields_reach_the_task(said: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Other dialects' names for what a task has."""
+    task = await asked(said, prompts={"text-matching": "match: "})
+    assert {name: getattr(task, name) for name in wanted} == wanted
+
+
+async def test_suffixes_of_models() -> None:
+    """MODEL-query and MODEL-passage are the model in that role; but not where that is a model of its own."""
+    assert (await asked({}, model=f"{MODEL}-query")).input_type == "query"
+    assert (await asked({}, model="mini-passage")).input_type == "document"
+    assert (await asked({"input_type": "document"}, model="mini-query")).input_type == "document"
+    server = serve()
+    server.gateway.registry.add(other := Model(name="mini-query"))
+    other.loaded(runner := Told())
+    assert (await server.call("POST", "/v1/embeddings", {"model": "mini-query", "input": "a"})).status == 200
+    assert runner.tasks[0].input_type is None
+    unknown = await server.call("POST", "/v1/embeddings", {"model": "nobody-query", "input": "a"})
+    assert (unknown.status, "nobody-query" in unknown.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("precision", "code"), [("int8", "i1"), ("uint8", "u1"), ("binary", "i1"), ("ubinary", "u1"), ("float", "<f4")]
+)
+async def test_narrow_numbers(precision: str, code: str) -> None:
+    """By Voyage's name and by NVIDIA's, as numbers and as the base64 that Voyage's client decodes by that type."""
+    async with family(EMBEDDER) as server:
+        body = {"model": EMBEDDER, "input": TEXTS}
+        plain = await server.call("POST", "/v1/embeddings", {**body, "embedding_type": precision})
+        listed = await server.call("POST", "/v1/embeddings", {**body, "embedding_type": [precision]})
+        packed = await server.call(
+            "POST", "/v1/embeddings", {**body, "output_dtype": precision, "encoding_format": "base64"}
+        )
+    assert plain.json() == listed.json()
+    for text, each, other in zip(TEXTS, plain.json()["data"], packed.json()["data"], strict=True):
+        vector = vector_of(tokens_of(text), 4)
+        vector /= np.linalg.norm(vector)
+        wanted = {
+            "float": vector,
+            "int8": np.rint(vector * 127),
+            "uint8": np.rint(vector * 127) + 128,
+            "ubinary": np.packbits(vector > 0),
+            "binary": np.packbits(vector > 0).astype(int) - 128,
+        }[precision]
+        assert each["embedding"] == pytest.approx(wanted.tolist(), abs=1e-6)
+        assert np.frombuffer(base64.b64decode(other["embedding"]), code).tolist() == pytest.approx(each["embedding"])
+
+
+async def test_voyage_as_it_sends() -> None:
+    """Its client's whole body, nulls and all: float32 in base64, in order, with a total."""
+    body = {
+        "input": TEXTS,
+        "model": EMBEDDER,
+        "input_type": None,
+        "truncation": True,
+        "output_dtype": None,
+        "output_dimension": None,
+        "encoding_format": "base64",
+    }
+    async with family(EMBEDDER) as server:
+        said = (await server.call("POST", "/v1/embeddings", body)).json()
+    found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in said["data"]]
+    assert [len(each) for each in found] == [4, 4]
+    assert said["usage"]["total_tokens"] == sum(len(tokens_of(each)) for each in TEXTS)
+
+
+async def test_jina_base64() -> None:
+    """base64 as a type of embeddings, where nobody says otherwise."""
+    server = serve()
+    body = {"model": MODEL, "input": "ab", "embedding_type": "base64"}
+    said = (await server.call("POST", "/v1/embeddings", body)).json()["data"][0]["embedding"]
+    plain = (await server.call("POST", "/v1/embeddings", {**body, "encoding_format": "float"})).json()
+    assert np.frombuffer(base64.b64decode(said), "<f4").tolist() == plain["data"][0]["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("said", "accept", "dtype", "name"),
+    [
+        ({}, "application/octet-stream", "<f4", "float32"),
+        ({"encoding_format": "bytes_only"}, "*/*", "<f4", "float32"),
+        ({"encoding_format": "bytes_only", "embed_dtype": "float16"}, "*/*", "<f2", "float16"),
+        ({"encoding_format": "bytes_only", "endianness": "big"}, "*/*", ">f4", "float32"),
+    ],
+)
+async def test_bytes(said: dict[str, Any], accept: str, dtype: str, name: str) -> None:
+    """Nothing but the numbers, one vector behind the other, with their shape and type in headers."""
+    server = serve()
+    texts = [f"text {at}" for at in range(200)]
+    body = {"model": MODEL, "input": texts}
+    answer = await server.call("POST", "/v1/embeddings", {**body, **said}, headers={"accept": accept})
+    plain = await server.call("POST", "/v1/embeddings", body)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert (answer.headers["x-shoal-shape"], answer.headers["x-shoal-dtype"]) == ("200,4", name)
+    wanted = np.array([each["embedding"] for each in plain.json()["data"]])
+    assert np.array_equal(np.frombuffer(answer.body, dtype).reshape(200, 4), wanted)
+
+
+async def test_narrow_bytes() -> None:
+    """A bit a dimension."""
+    body = {"model": EMBEDDER, "input": TEXTS, "output_dtype": "ubinary"}
+    async with family(EMBEDDER) as server:
+        answer = await server.call("POST", "/v1/embeddings", body, headers={"accept": "application/octet-stream"})
+    assert (answer.headers["x-shoal-shape"], answer.headers["x-shoal-dtype"], answer.body) == (
+        "2,1",
+        "uint8",
+        b"\xf0\xf0",
+    )
+
+
+async def test_base64_of_other_floats() -> None:
+    """vLLM's types and orders of bytes hold for base64, too."""
+    fields = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
+    server = serve()
+    said = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})).json()
+    plain = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})).json()
+    found = np.frombuffer(base64.b64decode(said["data"][0]["embedding"]), ">f2")
+    assert found.tolist() == plain["data"][0]["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "words"),
+    [
+        ({"late_chunking": True}, "late_chunking", "embed each chunk by itself"),
+        ({"add_special_tokens": False}, "add_special_tokens", "send token ids"),
+        ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "own length (256)"),
+        ({"dimensions": 2, "output_dimension": 3}, "dimensions", "mean the same and differ"),
+        ({"normalize": True, "normalized": False}, "normalize", "mean the same and differ"),
+        ({"output_dtype": "int8", "embedding_type": "uint8"}, "output_dtype", "mean the same and differ"),
+        ({"output_dtype": "int8", "normalize": False}, "normalize", "vectors of length one"),
+        ({"embedding_type": ["float", "int8"]}, "embedding_type", "POST /v2/embed takes several"),
+        ({"embedding_type": "float16"}, "embedding_type", "'embedding_type' is invalid"),
+        ({"input": [{"image": "data:"}]}, "input", "'input[0]' is an image"),
+        ({"input": ["a", {"title": "b"}]}, "input", "'input[1]' has no 'text'"),
+        ({"input": [{"text": "a"}, 7]}, "input", "mixes"),
+        ({"input": [{"text": ""}]}, "input", "'input[0]' is empty"),
+        ({"embed_dtype": "bfloat16"}, "embed_dtype", "invalid enum value"),
+    ],
+)
+async def test_refusals(said: dict[str, Any], param: str, words: str) -> None:
+    """OpenAI's nested error, naming the field, whoever's it is."""
+    answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **said})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, param), error
+    assert words in error["message"]
+
+
+async def test_many_objects() -> None:
+    """2,048 texts with a name around them, in a body that is decoded in turns."""
+    server = serve()
+    texts = [f"text {at} " + "filler " * 6 for at in range(2048)]
+    body = {"model": MODEL, "input": [{"text": each, "tags": [{}]} for each in texts]}
+    assert (await server.call("POST", "/v1/embeddings", body)).status == 200
+    assert server.runner.tasks[0].inputs == texts
+    bad = await server.call("POST", "/v1/embeddings", {**body, "input": [*body["input"][:2000], {"text": 7}]})
+    assert (bad.status, "'input[2000].text'" in bad.json()["error"]["message"]) == (400, True)
+
+
+@asynccontextmanager
+async def colbert() -> AsyncIterator[Server]:
+    script = FakeScript(vectors="multi", dimension=4)
+    registry = Registry()
+    registry.add(model := Model(name=COLBERT))
+    runner = BatchedRunner(make_lane(script), facts_of(script), Words())
+    model.loaded(runner)
+    gateway = Gateway(registry)
+    made: Any = runner
+    try:
+        yield Server(build_app(gateway, [each(Options()) for each in SURFACES], Options()), made, gateway, model)
+    finally:
+        await runner.aclose()
+
+
+async def test_late_interaction() -> None:
+    """A list of vectors an input, as Infinity tells them; also where OpenAI's client asks for base64 by itself."""
+    async with colbert() as server:
+        body = {"model": COLBERT, "input": TEXTS}
+        plain = (await server.call("POST", "/v1/embeddings", body)).json()
+        packed = (await server.call("POST", "/v1/embeddings", {**body, "encoding_format": "base64"})).json()
+        many = (await server.call("POST", "/v1/embeddings", {**body, "input": ["one two three"] * 2048})).json()
+        refused = await server.call("POST", "/v1/embeddings", {**body, "output_dtype": "int8"})
+        pooled = (await server.call("POST", "/pooling", {**body, "task": "token_embed"})).json()
+    assert plain["data"] == packed["data"]
+    for at, text in enumerate(TEXTS):
+        words = np.stack([vector_of([token], 4) for token in tokens_of(text)])
+        wanted = words / np.linalg.norm(words, axis=1, keepdims=True)
+        assert plain["data"][at]["index"] == at
+        assert np.allclose(plain["data"][at]["embedding"], wanted, atol=1e-6)
+        assert pooled["data"][at]["data"] == plain["data"][at]["embedding"]
+    assert [np.shape(each["embedding"]) for each in many["data"]] == [(3, 4)] * 2048
+    assert (refused.status, "as JSON numbers" in refused.json()["error"]["message"]) == (400, True)
+
+
+async def test_sparse_vectors_have_a_route() -> None:
+    """A model without dense vectors is refused with the route that answers it."""
+    async with family(SPLADE) as server:
+        answer = await server.call("POST", "/v1/embeddings", {"model": SPLADE, "input": "a"})
+    assert (answer.status, "POST /embed_sparse" in answer.json()["error"]["message"]) == (400, True)

@@ -1,0 +1,256 @@
+"""Rerank in every dialect: Jina and Voyage on /rerank and /v1/rerank, NVIDIA's /v1/ranking, and who owns /rerank."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.errors import Overloaded
+from shoal.surfaces._ranking import falling
+from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, family
+from tests.surfaces.surface_kit import Server, Told, serve
+
+QUERY = "what is a shoal"
+DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep", "fish"]
+ASK = {"query": QUERY, "documents": DOCUMENTS}
+
+
+def score(document: str, *, raw: bool = False, query: str = QUERY) -> float:
+    return float(scores_of(tokens_of((query, document)), 1, raw=raw)[0])
+
+
+SCORES = [score(each) for each in DOCUMENTS]
+ORDER = sorted(range(4), key=lambda at: -SCORES[at])
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with family() as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v1/rerank/"])
+async def test_as_jina_tells_it(server: Server, path: str) -> None:
+    """The best first, each with its place, its score and its text; usage, and what older clients of Cohere look for."""
+    answer = await server.call("POST", path, ASK)
+    said = answer.json()
+    assert answer.status == 200
+    assert answer.headers["x-shoal-batch-size"] == "4"
+    assert list(said) == ["id", "object", "model", "usage", "results", "meta"]
+    assert (said["id"], said["model"]) == (answer.headers["x-request-id"], RERANKER)
+    assert [each["index"] for each in said["results"]] == ORDER
+    assert [each["document"]["text"] for each in said["results"]] == [DOCUMENTS[at] for at in ORDER]
+    assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
+    total = sum(len(tokens_of((QUERY, each))) for each in DOCUMENTS)
+    assert said["usage"] == {"prompt_tokens": total, "total_tokens": total}
+    assert said["meta"]["billed_units"] == {"search_units": 1}
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+@pytest.mark.parametrize("top_k", [None, 2])
+async def test_as_voyage_tells_it(server: Server, path: str, top_k: int | None) -> None:
+    """Its client sends `top_k` also as null, and that it is there decides; byte for byte in Voyage's order of keys."""
+    voyage = {"query": QUERY, "documents": DOCUMENTS, "model": RERANKER, "top_k": top_k, "truncation": True}
+    answer = await server.call("POST", path, voyage)
+    said = answer.json()
+    assert list(said) == ["object", "data", "model", "usage"]
+    assert [each["index"] for each in said["data"]] == ORDER[:top_k]
+    assert set(said["data"][0]) == {"index", "relevance_score"}
+    assert list(said["usage"]) == ["total_tokens"]
+    shown = (await server.call("POST", path, {**voyage, "return_documents": True})).json()["data"]
+    assert [each["document"] for each in shown] == [DOCUMENTS[at] for at in ORDER[:top_k]]
+
+
+@pytest.mark.parametrize(
+    ("top", "count"), [({"top_n": 2}, 2), ({"top_n": 0}, 4), ({"top_n": None}, 4), ({"top_n": 9}, 4), ({}, 4)]
+)
+async def test_how_many(server: Server, top: dict[str, Any], count: int) -> None:
+    """The best of them; nought, null and more than there are mean all."""
+    said = (await server.call("POST", "/v1/rerank", {**ASK, **top})).json()
+    assert [each["index"] for each in said["results"]] == ORDER[:count]
+
+
+async def test_without_documents_and_raw(server: Server) -> None:
+    """Documents are left out on request; raw scores are the logits, by Infinity's name and by vLLM's."""
+    said = (await server.call("POST", "/v1/rerank", {**ASK, "return_documents": False, "raw_scores": True})).json()
+    assert all(set(each) == {"index", "relevance_score"} for each in said["results"])
+    logits = sorted((score(each, raw=True) for each in DOCUMENTS), reverse=True)
+    assert [each["relevance_score"] for each in said["results"]] == pytest.approx(logits)
+    other = (await server.call("POST", "/v1/rerank", {**ASK, "use_activation": False})).json()
+    assert [each["relevance_score"] for each in other["results"]] == pytest.approx(logits)
+
+
+async def test_documents_as_objects(server: Server) -> None:
+    """A document, and the query, may have its text in an object; other fields of it are ignored."""
+    documents = [{"text": each, "id": 7} if at % 2 else each for at, each in enumerate(DOCUMENTS)]
+    said = (await server.call("POST", "/v1/rerank", {"query": {"text": QUERY}, "documents": documents})).json()
+    assert [(each["index"], each["document"]["text"]) for each in said["results"]] == [
+        (at, DOCUMENTS[at]) for at in ORDER
+    ]
+
+
+async def test_many_documents(server: Server) -> None:
+    """2,048 of them, as texts and as objects in a body that is decoded in turns, come back in pieces and in order."""
+    texts = [f"document {at} " + "filler " * 8 for at in range(2048)]
+    plain = await server.call("POST", "/v1/rerank", {"query": "q", "documents": texts})
+    objects = await server.call("POST", "/v1/rerank", {"query": "q", "documents": [{"text": each} for each in texts]})
+    assert plain.pieces > 2
+    for answer in (plain, objects):
+        results = answer.json()["results"]
+        assert sorted(each["index"] for each in results) == list(range(2048))
+        assert all(each["document"]["text"] == texts[each["index"]] for each in results)
+        scores = [each["relevance_score"] for each in results]
+        assert scores == sorted(scores, reverse=True)
+        assert scores[0] == pytest.approx(score(results[0]["document"]["text"], query="q"))
+
+
+async def test_ties_are_told_by_place(server: Server) -> None:
+    """Equal documents keep their order here; in text-embeddings-inference the later one comes first."""
+    same = ["fish"] * 3
+    jina = (await server.call("POST", "/rerank", {"query": QUERY, "documents": same})).json()["results"]
+    tei = (await server.call("POST", "/rerank", {"query": QUERY, "texts": same})).json()
+    assert [each["index"] for each in jina] == [0, 1, 2]
+    assert [each["index"] for each in tei] == [2, 1, 0]
+    assert falling(np.array([1, 3, 1, 3], dtype=np.float32), 3) == [1, 3, 0]
+
+
+async def test_texts_are_tei(server: Server) -> None:
+    """With `texts` both the bare array and the error are text-embeddings-inference's."""
+    answer = await server.call("POST", "/rerank", {"query": QUERY, "texts": DOCUMENTS, "documents": None})
+    assert [each["index"] for each in answer.json()] == ORDER
+    refused = await server.call("POST", "/rerank", {"query": QUERY, "texts": []})
+    assert (refused.status, refused.json()["error_type"]) == (400, "Empty")
+    told = await server.call("POST", "/rerank", {"query": QUERY, "documents": []})
+    assert (told.status, list(told.json())) == (400, ["detail"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"query": "a"}, 422, "Missing required field 'documents' (or 'texts'"),
+        ({"query": "a", "documents": None, "texts": None}, 422, "Missing required field"),
+        ({"query": "a", "documents": ["b"], "texts": ["b"]}, 422, "send one of them"),
+        ([], 422, "The body is invalid"),
+    ],
+)
+async def test_neither_or_both(server: Server, body: Any, status: int, words: str) -> None:
+    """What cannot be told apart is refused with what to send."""
+    answer = await server.call("POST", "/rerank", body)
+    assert (answer.status, words in answer.body.decode()) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"documents": []}, 400, "'documents' is an empty list"),
+        ({"documents": ["a"] * 2049}, 400, "more than the 2048 entries"),
+        ({"documents": [1]}, 422, "'documents[0]' is invalid"),
+        ({"documents": "a"}, 422, "'documents' is invalid"),
+        ({"documents": [{"title": "a"}]}, 422, "Missing required field 'documents[0].text'"),
+        ({"documents": [{"text": "a", "image": "data:x"}]}, 400, "'documents[0]' has an image"),
+        ({"query": " "}, 400, "'query' is empty"),
+        ({"query": ["a"]}, 422, "'query' is invalid"),
+        ({"top_n": -1}, 422, "'top_n' is invalid"),
+        ({"top_n": 1, "top_k": 2}, 400, "'top_n' and 'top_k' mean the same and differ"),
+        ({"rank_fields": ["title"]}, 400, "'rank_fields' can only be"),
+        ({"max_tokens_per_query": 4}, 400, "'max_tokens_per_query' is not supported"),
+        ({"return_embeddings": True}, 400, "'return_embeddings' is not supported"),
+        ({"raw_scores": True, "use_activation": True}, 400, "contradict"),
+        ({"truncate_prompt_tokens": 8}, 400, "can only be the model's own length (512)"),
+        ({"truncation": False, "documents": ["word " * 600]}, 400, "512"),
+        ({"model": "nobody"}, 404, "'nobody' does not exist"),
+        ({"model": CLASSIFIER}, 400, "cannot rerank"),
+        ({"documents": ["poison-item"]}, 500, "failed"),
+    ],
+)
+async def test_refusals(server: Server, fields: dict[str, Any], status: int, words: str) -> None:
+    """A `detail` that names the field, on both paths, and nothing else in the body."""
+    for path in ("/rerank", "/v1/rerank"):
+        answer = await server.call("POST", path, {**ASK, **fields})
+        assert (answer.status, list(answer.json())) == (status, ["detail"]), answer.body
+        assert words in answer.json()["detail"]
+
+
+async def test_what_is_accepted(server: Server) -> None:
+    """Fields of others that change nothing here, or say what is so anyway."""
+    fields = {
+        "max_chunks_per_doc": 10,
+        "rank_fields": ["text"],
+        "truncate_prompt_tokens": -1,
+        "max_tokens_per_doc": 0,
+        "max_tokens_per_query": 0,
+        "truncate": "END",
+        "user": "u",
+        "priority": 0,
+        "model": "default/not-specified",
+        "made_up": [1],
+    }
+    plain = (await server.call("POST", "/v1/rerank", ASK)).json()["results"]
+    assert (await server.call("POST", "/v1/rerank", {**ASK, **fields})).json()["results"] == plain
+    assert (await server.call("POST", "/v1/rerank", {**ASK, "truncate_prompt_tokens": 512})).status == 200
+
+
+async def test_where_nobody_reranks() -> None:
+    """A model that embeds ranks by the cosine of its vectors; a limit of a document that changes nothing is no harm."""
+    async with family(EMBEDDER) as server:
+        said = (await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 4096})).json()
+        refused = await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 8})
+    query = vector_of(tokens_of(QUERY), DIMENSION)
+    for each in said["results"]:
+        vector = vector_of(tokens_of(each["document"]["text"]), DIMENSION)
+        cosine = query @ vector / np.linalg.norm(query) / np.linalg.norm(vector)
+        assert each["relevance_score"] == pytest.approx(float(cosine), abs=1e-6)
+    assert (said["model"], refused.status) == (EMBEDDER, 400)
+
+
+@pytest.mark.parametrize("path", ["/v1/ranking", "/ranking"])
+async def test_as_nvidia_tells_it(server: Server, path: str) -> None:
+    """Logits of passages, falling: its client does not sort."""
+    passages = [{"text": each} for each in DOCUMENTS]
+    body = {"model": RERANKER, "query": {"text": QUERY}, "passages": passages, "truncate": "END"}
+    answer = await server.call("POST", path, body, headers={"authorization": "Bearer **********"})
+    said = answer.json()
+    assert list(said) == ["rankings", "usage"]
+    assert [each["index"] for each in said["rankings"]] == ORDER
+    logits = [score(DOCUMENTS[at], raw=True) for at in ORDER]
+    assert [each["logit"] for each in said["rankings"]] == pytest.approx(logits)
+    refused = await server.call("POST", path, {**body, "truncate": "NONE", "passages": [{"text": "word " * 600}]})
+    assert (refused.status, list(refused.json())) == (400, ["detail"])
+    assert (await server.call("POST", path, {**body, "passages": DOCUMENTS})).status == 422
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/ranking", "/ranking"])
+async def test_who_is_not_let_in(path: str) -> None:
+    """A wrong key, a wrong method and a path below are told in `detail`; on /rerank nobody has said whose it is, and
+    the older owner answers."""
+    server = serve(api_key=("key",))
+    wrong = await server.call("POST", path, ASK)
+    assert (wrong.status, list(wrong.json())) == (401, ["detail"])
+    assert wrong.headers["www-authenticate"] == "Bearer"
+    method = await server.call("GET", path, headers={"authorization": "Bearer key"})
+    assert (method.status, list(method.json()), method.headers["allow"]) == (405, ["detail"], "POST")
+    below = await server.call("POST", f"{path}/more", ASK, headers={"authorization": "Bearer key"})
+    assert (below.status, list(below.json())) == (404, ["detail"])
+    assert (await server.call("POST", "/rerank", ASK)).body == b""
+
+
+async def test_a_full_queue() -> None:
+    """429 says when to come again, in the dialect of the body."""
+    server = serve(Told(error=Overloaded("The queue is full.", retry_after=1.5)))
+    for path, body in (("/rerank", ASK), ("/v1/rerank", {**ASK, "top_k": None})):
+        answer = await server.call("POST", path, body)
+        assert (answer.status, answer.headers["retry-after"]) == (429, "2")
+        assert answer.json() == {"detail": "The queue is full."}
+
+
+async def test_open_webui(server: Server) -> None:
+    """Its reranker sorts by `index` and takes every score: none may be missing."""
+    body = {"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
+    answer = await server.call("POST", "/v1/rerank", body, headers={"authorization": "Bearer "})
+    results = sorted(orjson.loads(answer.body)["results"], key=lambda each: each["index"])
+    assert [each["relevance_score"] for each in results] == pytest.approx(SCORES)

@@ -1,0 +1,135 @@
+"""vLLM's /score and /pooling."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import scores_of, tokens_of, vector_of
+from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
+from tests.surfaces.surface_kit import Server
+
+TEXTS = ["a group of fish", "a kind of bread", "fish"]
+
+
+def score(left: str, right: str, *, raw: bool = False) -> float:
+    return float(scores_of(tokens_of((left, right)), 1, raw=raw)[0])
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with family() as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")]
+)
+async def test_one_against_many(server: Server, path: str, names: tuple[str, str]) -> None:
+    """By any of the names; in order, and in vLLM's envelope."""
+    answer = await server.call("POST", path, {"model": RERANKER, names[0]: "what", names[1]: TEXTS})
+    said = answer.json()
+    assert answer.status == 200
+    assert list(said) == ["id", "object", "created", "model", "data", "usage"]
+    assert said["id"] == f"score-{answer.headers['x-request-id']}"
+    assert [(each["index"], each["object"]) for each in said["data"]] == [(at, "score") for at in range(3)]
+    assert [each["score"] for each in said["data"]] == pytest.approx([score("what", each) for each in TEXTS])
+    total = sum(len(tokens_of(("what", each))) for each in TEXTS)
+    assert said["usage"] == {
+        "prompt_tokens": total,
+        "total_tokens": total,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }
+
+
+async def test_pair_by_pair(server: Server) -> None:
+    """As many as many; one and one; raw without the activation."""
+    answer = await server.call("POST", "/score", {"text_1": TEXTS, "text_2": TEXTS[::-1]})
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    assert [each["score"] for each in answer.json()["data"]] == pytest.approx([score(*pair) for pair in pairs])
+    raw = await server.call("POST", "/score", {"text_1": "a", "text_2": "b", "use_activation": False})
+    assert [each["score"] for each in raw.json()["data"]] == pytest.approx([score("a", "b", raw=True)])
+
+
+async def test_many_pairs(server: Server) -> None:
+    """Two long lists, in a body that is decoded in turns."""
+    left, right = ([f"{side} {at} " + "filler " * 8 for at in range(1024)] for side in "ab")
+    answer = await server.call("POST", "/score", {"queries": left, "items": right})
+    scores = [each["score"] for each in answer.json()["data"]]
+    assert scores == pytest.approx([score(*pair) for pair in zip(left, right, strict=True)])
+    wrong = await server.call("POST", "/score", {"queries": [*left, 7], "items": right})
+    assert (wrong.status, wrong.json()["error"]["param"]) == (400, "queries")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"text_1": "a"}, "text_1", "Two sides are needed"),
+        ({}, "text_1", "Two sides are needed"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "items", "Two sides are needed"),
+        ({"text_1": "a", "text_2": []}, "text_2", "empty list"),
+        ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2", "2048"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, None, "2 texts are to be scored with 1"),
+        ({"text_1": "a", "text_2": {"content": []}}, "text_2", "'text_2' is invalid"),
+        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 7}, "truncate_prompt_tokens", "own length (512)"),
+        ({"text_1": "a", "text_2": "b", "model": CLASSIFIER}, "model", "cannot rerank"),
+    ],
+)
+async def test_refusals(server: Server, body: Any, param: str | None, words: str) -> None:
+    """OpenAI's nested error, as vLLM has it."""
+    answer = await server.call("POST", "/v1/score", body)
+    error = answer.json()["error"]
+    assert (answer.status, set(error)) == (400, {"message", "type", "param", "code"})
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+async def test_who_is_not_let_in() -> None:
+    """Also the routes without /v1 want a key, which vLLM's do not."""
+    async with family(api_key=("key",)) as server:
+        for path in ("/score", "/v1/score", "/classify", "/v1/classify", "/pooling"):
+            answer = await server.call("POST", path, {"input": "a"})
+            assert (answer.status, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_pooling_gives_vectors(server: Server) -> None:
+    """One an input, as numbers and in base64; without the activation they are not scaled."""
+    found = (await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS})).json()
+    packed = await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"})
+    assert found["id"].startswith("pool-")
+    for text, each, other in zip(TEXTS, found["data"], packed.json()["data"], strict=True):
+        wanted = vector_of(tokens_of(text), DIMENSION)
+        assert each["data"] == pytest.approx(wanted / np.linalg.norm(wanted), abs=1e-6)
+        assert np.frombuffer(base64.b64decode(other["data"]), "<f4").tolist() == pytest.approx(each["data"])
+    raw = await server.call("POST", "/pooling", {"input": "fish", "use_activation": False, "dimensions": 2})
+    assert raw.json()["data"][0]["data"] == vector_of(tokens_of("fish"), DIMENSION)[:2].tolist()
+
+
+async def test_pooling_gives_tokens(server: Server) -> None:
+    """A vector for each token."""
+    body = {"input": TEXTS, "task": "token_embed"}
+    found = (await server.call("POST", "/pooling", body)).json()["data"]
+    packed = (await server.call("POST", "/pooling", {**body, "encoding_format": "base64"})).json()["data"]
+    for at, text in enumerate(TEXTS):
+        wanted = np.stack([vector_of([token], DIMENSION) for token in tokens_of(text)])
+        assert (found[at]["index"], found[at]["object"]) == (at, "pooling")
+        assert found[at]["data"] == wanted.tolist()
+        assert np.frombuffer(base64.b64decode(packed[at]["data"]), "<f4").tolist() == wanted.ravel().tolist()
+    none = await server.call("POST", "/pooling", {"model": SPLADE, **body})
+    assert (none.status, "no tokens vectors" in none.json()["error"]["message"]) == (400, True)
+
+
+async def test_pooling_gives_scores(server: Server) -> None:
+    """Of a classifier, also where no task is named; token ids cannot be classified."""
+    for body in ({"model": CLASSIFIER, "input": TEXTS}, {"task": "classify", "model": CLASSIFIER, "input": TEXTS}):
+        found = (await server.call("POST", "/pooling", body)).json()["data"]
+        for text, each in zip(TEXTS, found, strict=True):
+            assert each["data"] == pytest.approx(scores_of(tokens_of(text), 3, raw=False).tolist())
+    ids = await server.call("POST", "/pooling", {"model": CLASSIFIER, "input": [1, 2]})
+    assert (ids.status, ids.json()["error"]["param"]) == (400, "input")

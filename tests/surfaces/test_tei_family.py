@@ -1,0 +1,302 @@
+"""The routes of text-embeddings-inference over every kind of model: each answer is computed here, too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import scores_of, tokens_of, vector_of, word_id
+from shoal.core.registry import Model
+from shoal.errors import Overloaded, SetupError
+from shoal.types import Item
+from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
+from tests.surfaces.surface_kit import raising
+
+LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+def predicted(item: Item, labels: int = 3, *, raw: bool = False) -> list[dict[str, Any]]:
+    """What /predict answers for a text or a pair, the highest score first."""
+    scores = scores_of(tokens_of(item), labels, raw=raw)
+    return [{"score": float(scores[at]), "label": LABELS[at]} for at in np.argsort(scores)[::-1]]
+
+
+def close(one: Any, other: Any) -> None:
+    """Equal but for the last bits of float32, in every nested list and object."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            close(one[name], other[name])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            close(left, right)
+    else:
+        assert one == (pytest.approx(other, rel=1e-5) if isinstance(one, float) else other)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "items", "batch"),
+    [
+        ("a", ["a"], False),
+        (["a"], ["a"], False),
+        (["a", "b c"], [("a", "b c")], False),
+        ([["a"], ["b", "c"]], ["a", ("b", "c")], True),
+        ([["a"]], ["a"], True),
+        ([[f"text {at}"] for at in range(200)], [f"text {at}" for at in range(200)], True),
+    ],
+)
+async def test_two_texts_are_a_pair(inputs: Any, items: list[Item], batch: bool) -> None:
+    """Several inputs are lists in a list, and each of those is answered by a list."""
+    async with family() as server:
+        said = (await server.call("POST", "/predict", {"inputs": inputs})).json()
+    close(said if batch else [said], [predicted(item) for item in items])
+
+
+async def test_scores_are_the_original_s_whatever_the_model_says() -> None:
+    """A sigmoid of one label, a softmax of several, logits when they are asked for."""
+    async with family() as server:
+        for model, labels in ((CLASSIFIER, 3), (RERANKER, 1)):
+            for raw in (False, True):
+                body = {"inputs": "a", "raw_scores": raw, "model": model}
+                close((await server.call("POST", "/predict", body)).json(), predicted("a", labels, raw=raw))
+
+
+async def test_where_there_is_a_classifier_it_predicts() -> None:
+    """A reranker can, but nobody means it; where it is alone, it does."""
+    async with family(RERANKER, CLASSIFIER) as server:
+        assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 3
+        rows = (await server.call("POST", "/", {"query": "q", "texts": ["a"]})).json()
+        close(rows, [{"index": 0, "score": float(scores_of(tokens_of(("q", "a")), 1, raw=False)[0])}])
+    async with family(RERANKER) as server:
+        assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 1
+
+
+async def test_ranks_fall() -> None:
+    """Highest score first, and of equal ones the later text; every text comes back."""
+    texts = ["a b", "c", "a b", "d", "c"]
+    expected = [float(scores_of(tokens_of(("q", text)), 1, raw=False)[0]) for text in texts]
+    async with family() as server:
+        rows = (await server.call("POST", "/", {"query": "q", "texts": texts, "return_text": True})).json()
+    assert [row["index"] for row in rows] == sorted(range(5), key=lambda at: (expected[at], at), reverse=True)
+    assert [row["text"] for row in rows] == [texts[row["index"]] for row in rows]
+    assert [list(row) for row in rows] == [["index", "text", "score"]] * 5
+
+
+async def test_vectors_of_every_kind() -> None:
+    """Those of tokens are raw, the sparse ones come by ascending index."""
+    texts = ["a b a", "c"]
+    async with family() as server:
+        tokens = (await server.call("POST", "/embed_all", {"inputs": texts})).json()
+        sparse = (await server.call("POST", "/embed_sparse", {"inputs": texts})).json()
+    assert tokens == [[vector_of([word_id(word)], DIMENSION).tolist() for word in text.split()] for text in texts]
+    counted = [{word_id("a"): 2.0, word_id("b"): 1.0}, {word_id("c"): 1.0}]
+    assert sparse == [[{"index": at, "value": each[at]} for at in sorted(each)] for each in counted]
+
+
+async def test_similarity() -> None:
+    """The cosine of each sentence with the source, of vectors that are not normalised."""
+    texts = ["a b", "c", "a b"]
+    async with family() as server:
+        body = {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}}
+        answer = await server.call("POST", "/similarity", body)
+    source, *others = [vector_of(tokens_of(text), DIMENSION).astype(float) for text in texts]
+    norm = np.linalg.norm
+    close(answer.json(), [float(source @ each / norm(source) / norm(each)) for each in others])
+    assert answer.headers["x-compute-characters"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "characters", "tokens"),
+    [
+        ("/embed", {"inputs": ["été", [1, 2, 3]]}, "6", "4"),
+        ("/embed_all", {"inputs": "a b"}, "3", "2"),
+        ("/embed_sparse", {"inputs": "a b"}, "3", "2"),
+        ("/predict", {"inputs": [["ab"], ["c", "d"]]}, "4", "4"),
+        ("/", {"query": "qq", "texts": ["a", "bc"]}, "7", "6"),
+        ("/invocations", {"inputs": {"source_sentence": "a", "sentences": ["b c"]}}, "4", "3"),
+    ],
+)
+async def test_headers(path: str, body: Any, characters: str, tokens: str) -> None:
+    """A query counts with every text; times are whole milliseconds, and the batch's facts stand beside them."""
+    async with family() as server:
+        headers = (await server.call("POST", path, body)).headers
+    assert headers["x-compute-type"] == "fake+f32"
+    assert (headers["x-compute-characters"], headers["x-compute-tokens"]) == (characters, tokens)
+    times = ("compute", "total", "tokenization", "queue", "inference")
+    assert all(headers[f"x-{name}-time"].isdigit() for name in times)
+    assert headers["x-compute-time"] == headers["x-total-time"]
+    assert int(headers["x-shoal-batch-size"]) >= 1
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/decode", "/vertex", "/info"])
+async def test_no_such_headers(path: str) -> None:
+    """Where the original has none."""
+    body = {"inputs": "a", "ids": [1], "instances": [{"inputs": "a"}]}
+    async with family() as server:
+        answer = await (server.call("GET", path) if path == "/info" else server.call("POST", path, body))
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.startswith("x-compute")]
+
+
+async def test_a_model_by_name() -> None:
+    """Every route takes `model`, and what cannot do it is refused as the original refuses."""
+    bodies: dict[str, Any] = {
+        "/embed": {"inputs": "a"},
+        "/embed_all": {"inputs": "a"},
+        "/embed_sparse": {"inputs": "a"},
+        "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+        "/predict": {"inputs": "a"},
+        "/": {"query": "a", "texts": ["b"]},
+    }
+    able = {
+        "/embed": {EMBEDDER},
+        "/embed_all": {EMBEDDER},
+        "/embed_sparse": {SPLADE},
+        "/similarity": {EMBEDDER},
+        "/predict": {RERANKER, CLASSIFIER},
+        "/": {RERANKER},
+    }
+    async with family() as server:
+        for path, body in bodies.items():
+            for model in (EMBEDDER, SPLADE, RERANKER, CLASSIFIER):
+                answer = await server.call("POST", path, {**body, "model": model})
+                assert answer.status == (200 if model in able[path] else 424), (path, model)
+                assert model in able[path] or answer.json()["error_type"] == "Backend"
+        assert (await server.call("POST", "/decode", {"ids": [1], "model": "nobody"})).status == 424
+        assert (await server.call("POST", "/tokenize", {"inputs": "a", "model": CLASSIFIER})).status == 200
+
+
+async def test_a_default_that_is_named_stands() -> None:
+    """Among classifiers the one that `default_for` says, also where it reranks."""
+    async with family() as server:
+        named = server.gateway.registry.find(RERANKER)
+        named.default_for = ("classify",)
+        assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 1
+
+
+async def test_instances_run_side_by_side() -> None:
+    """One request to Vertex may hold many bodies, for several routes; each is answered as it would be alone."""
+    bodies = [{"inputs": f"text {at}"} for at in range(100)] + [{"query": "q", "texts": ["a"]}]
+    async with family() as server:
+        together = (await server.call("POST", "/vertex", {"instances": bodies})).json()["predictions"]
+        assert together == [(await server.call("POST", "/", body)).json() for body in bodies]
+
+
+async def test_the_first_failed_instance_speaks() -> None:
+    """Also where a later one fails sooner; what was handed to a model counts there, and not as refused."""
+    async with family() as server:
+        instances = [{"inputs": "a"}, {"inputs": "a reject-item"}, {"inputs": ""}]
+        answer = await server.call("POST", "/vertex", {"instances": instances})
+    assert (answer.status, answer.json()["error_type"]) == (422, "Validation")
+    assert "refused an input" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse", "/predict", "/"])
+async def test_large_answers_leave_the_loop_free(path: str) -> None:
+    """2,048 inputs: while they are written, others have their turn every few milliseconds."""
+    inputs: Any = [f"word{at} and {at}" for at in range(2048)]
+    if path == "/predict":
+        inputs = [[text] for text in inputs]
+    async with family() as server:
+        names = {"/": CLASSIFIER} if path == "/" else {}
+        gaps: list[float] = []
+
+        async def ticking() -> None:
+            while True:
+                before = time.perf_counter()
+                await asyncio.sleep(0)
+                gaps.append(time.perf_counter() - before)
+
+        body = {"inputs": inputs} if path != "/" else {"inputs": [[each] for each in inputs], "model": names["/"]}
+        ticker = asyncio.create_task(ticking())
+        answer = await server.call("POST", path, body)
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+    assert len(answer.json()) == 2048
+    assert answer.pieces >= 8
+    assert len(gaps) > 20
+
+
+async def test_a_large_body_of_pairs() -> None:
+    """Decoded in turns, as texts are: the same answers, and the same refusals."""
+    pairs = [[f"first {at} {'x' * 60}", f'second \\ " {at}'] for at in range(1500)]
+    async with family() as server:
+        said = (await server.call("POST", "/predict", {"inputs": pairs})).json()
+        close(said[:3] + said[-3:], [predicted((one, other)) for one, other in pairs[:3] + pairs[-3:]])
+        many = await server.call("POST", "/predict", {"inputs": pairs * 2})
+        assert (many.status, many.json()["error"]) == (422, "batch size 2049 > maximum allowed batch size 2048")
+        for wrong in (["a", "b", "c", "d"], [], [7]):
+            answer = await server.call("POST", "/predict", {"inputs": [*pairs, wrong]})
+            assert (answer.status, answer.headers["content-type"]) == (422, "text/plain; charset=utf-8"), wrong
+
+
+async def test_a_large_body_of_sentences() -> None:
+    """The list is inside of an object, and long all the same."""
+    sentences = [f"sentence {at} {'x' * 80}" for at in range(1500)]
+    async with family() as server:
+        body = {"inputs": {"source_sentence": "a", "sentences": sentences}}
+        assert len((await server.call("POST", "/similarity", body)).json()) == 1500
+        body["inputs"]["sentences"] = sentences * 2
+        assert (await server.call("POST", "/similarity", body)).status == 422
+
+
+async def test_keys() -> None:
+    """Every route asks for one but /ping; the scheme is written as the original wants it, or in lower case."""
+    async with family(api_key=("k",)) as server:
+        assert (await server.call("GET", "/ping")).status == 200
+        assert (await server.call("GET", "/info")).status == 401
+        for sent, status in (("Bearer k", 200), ("Bearer other", 401), ("k", 401), ("", 401)):
+            answer = await server.call("GET", "/info", headers={"authorization": sent})
+            assert answer.status == status, sent
+            assert answer.body if status == 200 else not answer.body
+
+
+async def test_ping_while_nothing_can_answer() -> None:
+    """503, as the original's health."""
+    async with family(EMBEDDER) as server:
+        registry = server.gateway.registry
+        registry.remove(registry.find(EMBEDDER))
+        assert (await server.call("GET", "/ping")).status == 200  # a server without models is well
+        registry.add(broken := Model(name="broken"))
+        broken.failed(SetupError("the file is broken"))
+        answer = await server.call("GET", "/ping")
+    assert (answer.status, answer.json()) == (503, {"error": "unhealthy", "error_type": "Unhealthy"})
+
+
+async def test_overload() -> None:
+    """429 with the original's type; when to come again is said in a header, which the original has not."""
+    answer = await raising(Overloaded("later", retry_after=2)).call("POST", "/embed", {"inputs": "a"})
+    assert (answer.status, answer.json()["error_type"], answer.headers["retry-after"]) == (429, "Overloaded", "2")
+
+
+async def test_while_models_load() -> None:
+    """503 Unhealthy on every route, at once."""
+    async with family(EMBEDDER) as server:
+        registry = server.gateway.registry
+        registry.remove(registry.find(EMBEDDER))
+        registry.add(Model(name="slow"))
+        for path, body in (
+            ("/embed_all", {"inputs": "a"}),
+            ("/embed_sparse", {"inputs": "a"}),
+            ("/predict", {"inputs": "a"}),
+            ("/", {"query": "a", "texts": ["b"]}),
+            ("/", {"inputs": "a"}),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ):
+            answer = await server.call("POST", path, body)
+            assert (answer.status, answer.json()["error_type"]) == (503, "Unhealthy"), path
+
+
+async def test_without_any_model() -> None:
+    """424, and what to do."""
+    async with family(EMBEDDER) as server:
+        server.gateway.registry.remove(server.gateway.registry.find(EMBEDDER))
+        for path, body in (("/predict", {"inputs": "a"}), ("/embed", {"inputs": "a"}), ("/", {"inputs": "a"})):
+            answer = await server.call("POST", path, body)
+            assert answer.status == 424
+            assert "start one with `shoal serve ADDRESS`" in answer.json()["error"]

@@ -1,0 +1,71 @@
+"""Engines over a server in this process, and batches for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.backends._http_client import Client
+from shoal.backends.tei.engine import TeiEngine
+from shoal.backends.tei.info import Info, info_of
+from shoal.types import Array
+from tests.fakes.tei import FakeTei
+
+PATIENCE_S = 10.0
+
+
+class Door:
+    """What is asked before the server may serve again; `refuses` keeps it out."""
+
+    def __init__(self) -> None:
+        self.refuses: Exception | None = None
+        self.asked = 0
+
+    async def __call__(self, engine: TeiEngine) -> None:
+        self.asked += 1
+        assert not engine.ready()
+        if self.refuses is not None:
+            raise self.refuses
+
+
+async def info_from(client: Client) -> Info:
+    return info_of(await client.get("/info", time.monotonic() + PATIENCE_S), client.base)
+
+
+async def engine_of(server: FakeTei, door: Door | None = None, *, key: str | None = None, **more: Any) -> TeiEngine:
+    """An engine in service; `close` ends it."""
+    client = Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0)
+    more.setdefault("serving", True)
+    return TeiEngine(client, await info_from(client), "tei-0", admit=door or Door(), **more)
+
+
+async def close(engine: TeiEngine) -> None:
+    await engine.aclose()
+    await engine.client.aclose()
+
+
+def batch(items: Sequence[Any], *, pairs: bool = False) -> dict[str, Array]:
+    """Texts, lists of ids, or (with `pairs`) texts and pairs of texts, as a pipeline gives them."""
+    text, pair = np.empty(len(items), dtype=object), np.empty(len(items), dtype=object)
+    for at, item in enumerate(items):
+        text[at], pair[at] = item if isinstance(item, tuple) else (item, None)
+    return {"text": text, "pair": pair} if pairs else {"text": text}
+
+
+async def ask(
+    engine: TeiEngine, items: Sequence[Any], output: str = "embedding", *, seconds: float = PATIENCE_S, **params: Any
+) -> Array:
+    inputs = batch(items, pairs=output == "scores")
+    outputs = await engine.infer(inputs, [output], params, time.monotonic() + seconds)
+    assert list(outputs) == [output]
+    return outputs[output]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - the watch tells nobody
+            await asyncio.sleep(0.001)

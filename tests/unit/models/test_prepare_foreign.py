@@ -1,0 +1,152 @@
+"""Architectures that Shoal has no graph for: exported, left to an engine that knows them, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ModelFileError, VerificationFailed
+from shoal.models import as_published
+from shoal.models.address import Address, parse_address
+from shoal.models.export import Exported
+from shoal.models.prepare import Ways, prepare
+from shoal.models.progress import Progress, Stop
+from shoal.models.store import Store
+from tests.unit.models.checkpoints import HIDDEN, checkpoint
+from tests.unit.models.conftest import Recorder
+from tests.unit.models.engines import openvino_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A BERT that calls itself something else."""
+    return rename(checkpoint(tmp_path / "model"), "modernbert")
+
+
+@pytest.fixture
+def address(folder: Path) -> Address:
+    return parse_address(f"file:{folder}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "home")
+
+
+def rename(folder: Path, model_type: str, **more: object) -> Path:
+    place = folder / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": model_type} | more))
+    return folder
+
+
+def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+    """What it leaves is a model that can be converted."""
+    progress("export", 0.5)
+    shutil.copytree(folder, into, dirs_exist_ok=True)
+    rename(into, "bert")
+    return Exported(folder=str(into), kind="encoder", verification="agrees with PyTorch")
+
+
+def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
+    with pytest.raises(ModelFileError, match="model_type"):
+        prepare(address, store=store)
+    assert store.entries() == []
+
+
+def test_it_is_exported_converted_and_verified(store: Store, address: Address, recorder: Recorder) -> None:
+    """The manifest says so; nothing of the exporter's own files is left."""
+    stored = prepare(address, store=store, engine=openvino_run, progress=recorder, ways=Ways(exporting))
+    manifest = stored.manifest
+    assert (manifest.graph, manifest.graph_source) == ("model.onnx", "exported")
+    assert manifest.conversion == "exported by PyTorch (agrees with PyTorch)"
+    assert manifest.verification is not None
+    assert manifest.text_spec.dimension == HIDDEN
+    assert ("export", 0.5) in recorder.steps
+    assert any("exported by PyTorch" in line for line in recorder.lines)
+    assert not list(stored.path.glob(".export-*"))
+    assert set(manifest.files) == {"model.onnx", "tokenizer.json"}
+
+
+def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> None:
+    def fails(*_: object) -> Exported:
+        raise VerificationFailed("the exported graph does not agree with PyTorch")
+
+    with pytest.raises(VerificationFailed):
+        prepare(address, store=store, ways=Ways(fails))
+    assert store.entries() == []
+
+
+def never(*_: object) -> Exported:
+    pytest.fail("it was exported")
+
+
+@pytest.mark.parametrize("key", ["auto_map", "quantization_config"])
+def test_code_and_quantised_weights_are_not_exported(store: Store, tmp_path: Path, key: str) -> None:
+    """By the name of a known architecture there would be another model."""
+    folder = rename(checkpoint(tmp_path / "model"), "bert", **{key: {"AutoModel": "mine.Model"}})
+    with pytest.raises(ModelFileError, match=key):
+        prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(never, folders=True))
+
+
+@pytest.mark.parametrize("file", ["modules.json", "model.safetensors"])
+def test_other_faults_are_not_exported(store: Store, tmp_path: Path, file: str) -> None:
+    """What is wrong in other files than config.json is wrong for PyTorch as well."""
+    folder = checkpoint(tmp_path / "model")
+    (folder / file).write_bytes(b"[{}]")
+    with pytest.raises(ModelFileError, match=file):
+        prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(never, folders=True))
+
+
+def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: Path) -> None:
+    """Shoal builds BERT, but not with relative positions; PyTorch does."""
+    folder = rename(checkpoint(tmp_path / "model"), "bert", position_embedding_type="relative_key")
+
+    def export(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+        shutil.copytree(folder, into, dirs_exist_ok=True)
+        rename(into, "bert", position_embedding_type="absolute")
+        return Exported(folder=str(into), kind="encoder")
+
+    stored = prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(export))
+    assert stored.manifest.graph_source == "exported"
+
+
+def test_an_engine_of_folders_gets_it_as_it_is(store: Store, address: Address) -> None:
+    """Only the tokenizer is stored; another engine does not take that for a graph."""
+    stored = prepare(address, store=store, engine=openvino_run, ways=Ways(exporting, folders=True))
+    manifest, spec = stored.manifest, stored.manifest.text_spec
+    assert manifest.graph_source == as_published.SOURCE
+    assert manifest.parameters > 1000
+    assert (spec.dimension, spec.inputs, spec.modules) == (HIDDEN, ("input_ids", "attention_mask"), ("normalize",))
+    assert spec.outputs == ("sentence_embedding", "pooled", "token_embeddings")
+    assert set(manifest.files) == {"tokenizer.json"}
+    assert set(manifest.weights) == {"model.safetensors"}
+    again = prepare(address, store=store, engine=openvino_run, ways=Ways(folders=True))
+    assert again.manifest.created == manifest.created
+    with pytest.raises(ModelFileError, match="model_type"):
+        prepare(address, store=store, engine=openvino_run)
+    assert prepare(address, store=store, ways=Ways(exporting)).manifest.graph_source == "exported"
+
+
+def test_a_prompt_that_is_left_out_is_an_input(tmp_path: Path) -> None:
+    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True, "include_prompt": False}
+    folder = rename(checkpoint(tmp_path / "model", pooling=pooling), "modernbert")
+    assert as_published.take_folder(folder, tmp_path).spec.inputs == ("input_ids", "attention_mask", "pooling_mask")
+
+
+def test_what_its_files_do_not_say_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A classifier's head means what only its class says; and weights must be readable."""
+    rename(folder, "modernbert", architectures=["ModernBertForSequenceClassification"])
+    with pytest.raises(ModelFileError, match="'convert' extra"):
+        as_published.take_folder(folder, tmp_path)
+    rename(folder, "modernbert", architectures=None)
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelFileError, match="not a safetensors file"):
+        as_published.take_folder(folder, tmp_path)
+
+
+def test_progress_may_be_left_out(store: Store, address: Address) -> None:
+    assert prepare(address, store=store, ways=Ways(exporting), progress=Progress()).manifest.graph == "model.onnx"

@@ -1,0 +1,82 @@
+"""Local models whose weights are int8 or fp16, from the setting to the facts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.core.protocols import Prepared
+from shoal.local import open_local, space_of
+from shoal.models import variants
+from shoal.models.address import parse_address
+from shoal.models.store import Store
+from shoal.pipelines.text import TextPipeline
+from shoal.settings import Settings
+from shoal.types import Embed
+from tests.unit.models.checkpoints import checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return f"file:{checkpoint(tmp_path / 'mini')}"
+
+
+def asking(tmp_path: Path, engine: str, precision: str) -> Settings:
+    settings = Settings(home=str(tmp_path / "home"), offline=True, streams=1, threads=1)
+    return msgspec.structs.replace(settings, engine=engine, precision=precision)
+
+
+async def vectors(local: Any) -> Any:
+    assert isinstance(local.pipeline, TextPipeline)
+    task = Embed(model="", inputs=[])
+    engine = local.engines[0]
+    prepared = local.pipeline.prepare([(task, text) for text in ("fish to", "together", "a b c")])
+    batch = [one for one in prepared if isinstance(one, Prepared)]
+    outputs = await engine.infer(local.pipeline.collate(batch, engine.facts), ("pooled",), {}, time.monotonic() + 30)
+    return outputs["pooled"][:3]
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("precision", variants.VARIANTS)
+async def test_a_variant_serves_with_its_parity_shown(
+    tmp_path: Path, folder: str, engine: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file runs; the facts say what it costs, and the second start measures nothing again."""
+    monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.5)  # random weights of 16 numbers survive less
+    address = parse_address(folder)
+    exact = await open_local("mini", [address], asking(tmp_path, engine, "f32"))
+    right = await vectors(exact)
+    await exact.engines[0].aclose()
+
+    local = await open_local("mini", [address], asking(tmp_path, engine, precision))
+    got = await vectors(local)
+    await local.engines[0].aclose()
+    assert local.facts.precision == precision
+    assert np.abs(got - right).max() > 0
+    details = local.facts.details
+    assert 0.5 < details[f"{precision}_min_cosine"] <= details[f"{precision}_mean_cosine"] <= 1.0001
+    assert all(ratio > 0 for ratio in details[f"{precision}_speed"].values())
+    (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
+    assert details[f"{precision}_bytes"] == (stored.path / f"model.{precision}.onnx").stat().st_size
+
+    monkeypatch.setattr(variants, "compare", lambda *_, **__: pytest.fail("it was measured before"))
+    again = await open_local("mini", [address], asking(tmp_path, engine, precision))
+    await again.engines[0].aclose()
+    assert again.facts.details[f"{precision}_speed"] == details[f"{precision}_speed"]
+
+
+async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:
+    """An index of f32 vectors is not to be searched with those of int8; fp16 gives the same ones."""
+    local = await open_local("mini", [parse_address(folder)], asking(tmp_path, "openvino", "f32"))
+    await local.engines[0].aclose()
+    (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
+    spaces = [space_of(stored, precision) for precision in ("", "f32", "fp16", "int8")]
+    assert local.facts.space == spaces[0] == spaces[1] == spaces[2]
+    assert spaces[3] != spaces[0]
+    assert len(spaces[3]) == 16
