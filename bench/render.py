@@ -7,9 +7,23 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-ORDER = ("throughput", "versus_st", "triton", "triton_llm", "fairness", "memory")
-LEFT_OUT = ("rounds", "runs", "served", "tokens_checked")
+ORDER = (
+    "throughput",
+    "versus_st",
+    "parity",
+    "int8",
+    "torch_engine",
+    "tei_batching",
+    "triton",
+    "triton_llm",
+    "fairness",
+    "memory",
+)
+LEFT_OUT = ("rounds", "rows", "runs", "served", "tokens_checked")
 """Kept in the JSON files, too long for a page."""
+
+CLOSE = ("cosine", "top1", "top10", "spearman", "difference")
+"""In the names of figures of which two digits say nothing."""
 
 
 def main() -> None:
@@ -43,7 +57,9 @@ def section(report: dict[str, Any]) -> list[str]:
     served = report["results"].get("served")
     if isinstance(served, dict) and "id" in served:
         found += [f"Model: {served['id']}, precision {served.get('precision', '?')}", ""]
-    plain = {name: value for name, value in report["results"].items() if not isinstance(value, dict)}
+    plain = {
+        name: value for name, value in report["results"].items() if not isinstance(value, dict) and name not in LEFT_OUT
+    }
     if plain:
         found += table({"": plain})
     for name, value in report["results"].items():
@@ -74,16 +90,23 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
     """One row a line; a lone row is turned into two columns, which reads better."""
     if len(rows) == 1:
         ((name, row),) = rows.items()
-        lines = [f"| {name} | |", "|---|---:|", *(f"| {key} | {shown(value)} |" for key, value in row.items())]
+        lines = [
+            f"| {name} | |",
+            "|---|---:|",
+            *(f"| {key} | {shown(value, name + key)} |" for key, value in row.items()),
+        ]
     else:
         heads = list(next(iter(rows.values())))
         lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-        lines += [f"| {name} | {' | '.join(shown(value) for value in row.values())} |" for name, row in rows.items()]
+        for name, row in rows.items():
+            lines.append(f"| {name} | {' | '.join(shown(value, name + key) for key, value in row.items())} |")
     return [*lines, ""]
 
 
-def shown(value: object) -> str:
+def shown(value: object, name: str) -> str:
     if isinstance(value, float):
+        if any(each in name for each in CLOSE):
+            return f"{value:.3g}" if "difference" in name else f"{value:.7g}"
         return f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 

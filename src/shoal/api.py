@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from types import NoneType, TracebackType
+from typing import Any, Self, TypeVar, cast, get_args, overload
 
 import msgspec
 import numpy as np
@@ -23,10 +24,23 @@ import numpy as np
 from shoal import config
 from shoal.background import Background
 from shoal.config import Loaded
-from shoal.errors import ConfigError, WrongType
+from shoal.errors import ConfigError, InvalidValue, WrongType
 from shoal.models.address import parse_served
 from shoal.settings import BY_NAME
-from shoal.types import Classify, Embed, Embedded, Rerank, Scored, TextItem, TextPair, VectorKind, Vectors
+from shoal.types import (
+    Batched,
+    Classify,
+    Direction,
+    Embed,
+    Embedded,
+    Rerank,
+    Scored,
+    SparseVector,
+    TextItem,
+    TextPair,
+    VectorKind,
+    Vectors,
+)
 
 T = TypeVar("T")
 
@@ -35,6 +49,17 @@ CHUNK = 512
 
 _SERVERS_OWN = ("Server", "Logs")
 """Sections of settings that are about a server."""
+
+_OPTIONS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "prompt_name": (str, NoneType),
+    "input_type": (str, NoneType),
+    "truncate": (bool, NoneType),
+    "truncation_direction": (str,),
+    "normalize": (bool,),
+    "raw_scores": (bool,),
+}
+"""What an option of a task may be."""
 
 _log = logging.getLogger("shoal")
 
@@ -123,8 +148,8 @@ class Shoal:
         model: str = "",
         truncate: bool | None = None,
     ) -> list[Ranked]:
-        """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given.
-        A model that only embeds ranks by its vectors."""
+        """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given
+        (0: all of them). A model that only embeds ranks by its vectors."""
         return self._background.wait(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
 
     def classify(
@@ -233,34 +258,53 @@ class Shoal:
         """As `close`."""
         await asyncio.to_thread(self.close)
 
-    # -- on the loop
+    # -- checked where the caller is, done on the loop
 
-    async def _embed(
+    def _embed(
         self, texts: Sequence[TextItem], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
-    ) -> Vectors | Embedded:
-        inputs = _listed(texts, "texts")
-        options = {"model": "", **options, "outputs": ("dense",) if outputs is None else tuple(outputs)}
-        tasks = [Embed(inputs=part, **options) for part in _parts(inputs)]
-        found = cast(list[Embedded], await self._background.results(tasks))
-        return _joined_vectors(found) if outputs is None else _joined(found)
+    ) -> Coroutine[Any, Any, Vectors | Embedded]:
+        inputs = _each(texts, "texts", _text_or_ids)
+        if options.get("dimensions") is not None:
+            options["dimensions"] = _index(options["dimensions"], "dimensions")
+        # Embed refuses options that it does not have, with a TypeError as of any call.
+        whole = Embed(inputs=inputs, outputs=_kinds(outputs), **{"model": "", **options})
+        _check(whole)
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(inputs)]
+        return self._embedded(tasks, plain=outputs is None)
 
-    async def _rerank(
+    async def _embedded(self, tasks: list[Embed], *, plain: bool) -> Vectors | Embedded:
+        found = cast(list[Embedded], await self._background.results(tasks))
+        return _joined_vectors(found) if plain else _joined(found)
+
+    def _rerank(
         self, query: str, documents: Sequence[str], top_n: int | None, options: dict[str, Any]
-    ) -> list[Ranked]:
-        texts = _listed(documents, "documents")
-        tasks = [Rerank(queries=[query], documents=part, **options) for part in _parts(texts)]
+    ) -> Coroutine[Any, Any, list[Ranked]]:
+        texts = _each(documents, "documents", _text)
+        if top_n is not None and _index(top_n, "top_n") < 0:
+            raise InvalidValue(f"top_n is {top_n}: give how many of the best to answer, or 0 for all", param="top_n")
+        whole = Rerank(queries=[_text(query, "query")], documents=texts, **options)
+        _check(whole)
+        tasks = [msgspec.structs.replace(whole, documents=part) for part in _parts(texts)]
+        return self._ranked(tasks, texts, top_n or None)
+
+    async def _ranked(self, tasks: list[Rerank], texts: list[str], top_n: int | None) -> list[Ranked]:
         found = cast(list[Scored], await self._background.results(tasks))
         scores = [float(score) for each in found for score in each.scores[:, 0]]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         return [Ranked(index, scores[index], texts[index]) for index in order[:top_n]]
 
-    async def _classify(self, inputs: Sequence[str | TextPair], options: dict[str, Any]) -> list[list[Label]]:
-        listed = [tuple(each) if isinstance(each, list) else each for each in _listed(inputs, "inputs")]
-        found = cast(
-            list[Scored], await self._background.results([Classify(inputs=part, **options) for part in _parts(listed)])
-        )
+    def _classify(
+        self, inputs: Sequence[str | TextPair], options: dict[str, Any]
+    ) -> Coroutine[Any, Any, list[list[Label]]]:
+        listed = _each(inputs, "inputs", _text_or_pair)
+        whole = Classify(inputs=listed, **options)
+        _check(whole)
+        return self._labelled([msgspec.structs.replace(whole, inputs=part) for part in _parts(listed)])
+
+    async def _labelled(self, tasks: list[Classify]) -> list[list[Label]]:
+        found = cast(list[Scored], await self._background.results(tasks))
         gateway = self._background.gateway
-        facts = gateway.model(gateway.resolve(options["model"], "classify")[0]).facts
+        facts = gateway.model(gateway.resolve(tasks[0].model, "classify")[0]).facts
         labels = facts.labels if facts is not None else ()
         return [
             sorted(map(Label, labels, row.tolist()), key=lambda each: -each.score)
@@ -289,10 +333,87 @@ def _task(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]
     return {"model": model, "raw_scores": raw_scores, "truncate": truncate}
 
 
-def _listed(given: Sequence[T], name: str) -> list[T]:
+def _each(given: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -> list[T]:
+    """Checked here, and not in a pipeline, where a wrong one would be among the inputs of others. Raises WrongType and
+    InvalidValue."""
     if isinstance(given, str | bytes):
         raise WrongType(f"{name} must be a list: put one text into [...]", param=name)
-    return list(given)
+    if not isinstance(given, Iterable):
+        raise WrongType(f"{name} must be a list, not {type(given).__name__}", param=name)
+    return [checked(item, f"{name}[{place}]") for place, item in enumerate(given)]
+
+
+def _text(given: Any, name: str) -> str:
+    if not isinstance(given, str):
+        raise WrongType(f"{name} must be a text, not {type(given).__name__}", param=name)
+    try:
+        if not given.isascii():
+            given.encode()
+    except UnicodeEncodeError:
+        raise InvalidValue(
+            f"{name} holds half of a surrogate pair, which is no text: decode it with errors='replace'", param=name
+        ) from None
+    return given
+
+
+def _text_or_ids(given: Any, name: str) -> TextItem:
+    if isinstance(given, str):
+        return _text(given, name)
+    if isinstance(given, bytes) or not isinstance(given, Sequence | np.ndarray):
+        raise WrongType(f"{name} must be a text or a list of token ids, not {type(given).__name__}", param=name)
+    ids = list(given)
+    if all(type(token) is int and -(2**63) <= token < 2**63 for token in ids):
+        return ids
+    return [_index(token, f"{name}[{place}]") for place, token in enumerate(ids)]
+
+
+def _text_or_pair(given: Any, name: str) -> str | TextPair:
+    if isinstance(given, list | tuple):
+        if len(given) != 2:
+            raise WrongType(f"{name} has {len(given)} texts: give one text, or a pair of two", param=name)
+        return _text(given[0], f"{name}[0]"), _text(given[1], f"{name}[1]")
+    return _text(given, name)
+
+
+def _index(given: Any, name: str) -> int:
+    """Whatever Python counts with, of at most 64 bits."""
+    try:
+        number = None if isinstance(given, bool | np.bool_) else operator.index(given)
+    except TypeError:
+        number = None
+    if number is None:
+        raise WrongType(f"{name} must be a whole number, not {type(given).__name__}", param=name)
+    if not -(2**63) <= number < 2**63:
+        raise InvalidValue(f"{name} is out of range: give a number of at most 64 bits", param=name)
+    return number
+
+
+def _kinds(outputs: Sequence[VectorKind] | None) -> tuple[VectorKind, ...]:
+    if outputs is None:
+        return ("dense",)
+    known = ", ".join(get_args(VectorKind))
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        raise WrongType(f"outputs must be a list of kinds of vectors, of: {known}", param="outputs")
+    kinds = tuple(outputs)
+    if not kinds or any(kind not in get_args(VectorKind) for kind in kinds):
+        raise InvalidValue(f"outputs is {list(kinds)}: name one kind of vectors or more, of: {known}", param="outputs")
+    return kinds
+
+
+def _check(task: Batched) -> None:
+    """Raises WrongType or InvalidValue for an option that its type does not allow."""
+    for name in task.__struct_fields__:
+        if name not in _OPTIONS:
+            continue
+        value = getattr(task, name)
+        if not isinstance(value, _OPTIONS[name]):
+            names = " or ".join("None" if one is NoneType else one.__name__ for one in _OPTIONS[name])
+            raise WrongType(f"{name} must be {names}, not {type(value).__name__}", param=name)
+    if task.truncation_direction not in get_args(Direction):
+        raise InvalidValue(
+            f"truncation_direction is {task.truncation_direction!r}: give one of {', '.join(get_args(Direction))}",
+            param="truncation_direction",
+        )
 
 
 def _parts(items: list[T]) -> list[list[T]]:
@@ -307,6 +428,7 @@ def _joined_vectors(found: Sequence[Embedded]) -> Vectors:
 
 
 def _joined(found: Sequence[Embedded]) -> Embedded:
+    """All of it the caller's own, as `_joined_vectors` says."""
     largest = max((each.facts for each in found), key=lambda facts: facts.size)
     facts = msgspec.structs.replace(
         largest,
@@ -322,7 +444,7 @@ def _joined(found: Sequence[Embedded]) -> Embedded:
         truncated=sum(each.truncated for each in found),
         facts=facts,
         space=found[0].space,
-        sparse=[row for each in found for row in each.sparse],
-        token_vectors=[row for each in found for row in each.token_vectors],
-        multi_vectors=[row for each in found for row in each.multi_vectors],
+        sparse=[SparseVector(row.indices.copy(), row.values.copy()) for each in found for row in each.sparse],
+        token_vectors=[row.copy() for each in found for row in each.token_vectors],
+        multi_vectors=[row.copy() for each in found for row in each.multi_vectors],
     )

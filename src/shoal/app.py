@@ -102,13 +102,16 @@ async def open_models(
     registry, observer = Registry(), PrometheusObserver()
     original = TeiMetrics(observer) if settings.tei_metrics else None
     counts = Counts(original or observer)
+    comparing = Threads("compare", 1)
     gateway = Gateway(
         registry,
         counts,
         first_token_timeout_s=settings.first_token_timeout_s,
         token_timeout_s=settings.token_timeout_s,
+        threads=comparing,
     )
     async with AsyncExitStack() as stack:
+        stack.callback(comparing.close)
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
         plans = [

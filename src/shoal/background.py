@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import os
 import re
 import threading
 import time
@@ -37,11 +38,13 @@ class Background:
     """Starts at once, and is closed by `close`, at the latest when the interpreter ends.
 
     `wait` and `awaited` run a coroutine on its loop, for synchronous callers and for coroutines on other loops. They
-    raise what it raises, SetupError when a model could not be loaded, and Unavailable once it is closed.
+    raise what it raises, SetupError when a model could not be loaded, and Unavailable once it is closed, or in a child
+    of the process that made it, which has none of its threads.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        self._process = os.getpid()
         self._ready: futures.Future[Running] = futures.Future()
         self._closing = threading.Lock()
         self._closed = False
@@ -61,11 +64,19 @@ class Background:
 
     def wait_ready(self) -> None:
         """Return when every model is loaded."""
+        self._check_usable()
         self._ready.result()
 
     async def ready(self) -> None:
         """As `wait_ready`."""
+        self._check_usable()
         await asyncio.shield(asyncio.wrap_future(self._ready))
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise Unavailable("this Shoal belongs to the process that opened it: open another after the fork")
+        if self._closed:
+            raise _closed()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -131,7 +142,10 @@ class Background:
             raise
 
     def close(self) -> None:
-        """Free everything; what runs fails with Unavailable. A second call waits for the first."""
+        """Free everything; what runs fails with Unavailable. A second call waits for the first, and one in a child of
+        the process does nothing."""
+        if os.getpid() != self._process:
+            return  # the loop and its sockets are the parent's, and the lock may have been held when it forked
         with self._closing:
             if not self._closed:
                 self._closed = True

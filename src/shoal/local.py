@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import ModelTable, Settings
 from shoal.types import Array, Batched, Classify, Embed, Item, TextSpec
+
+_log = logging.getLogger(__name__)
 
 VERIFY_DEADLINE_S = 120.0
 
@@ -71,6 +74,7 @@ def prepare_local(
 
     Raises SetupError.
     """
+    ways = _ways(settings)
     with ExitStack() as stack:
         try:
             verifier = stack.enter_context(_Verifier(_graph_engine(settings.engine)))
@@ -79,23 +83,26 @@ def prepare_local(
         return prepare(
             address,
             store=Store(settings.home),
-            access=Access(offline=settings.offline, hf_token=settings.hf_token),
+            access=Access(offline=settings.offline, hf_token=settings.hf_token, pickles=ways.export is not None),
             engine=None if verifier is None else verifier.open,
             progress=progress,
             stop=stop,
             refresh=refresh,
-            ways=_ways(settings),
+            ways=ways,
         )
 
 
 def _ways(settings: Settings) -> Ways:
-    """What becomes of an architecture without a graph: an engine that runs folders knows it itself; else PyTorch
-    exports it, where the extra that can is installed."""
+    """What becomes of pickled weights, and of an architecture without a graph: PyTorch turns them into safetensors and
+    exports it, where the extra that can is installed; an engine that runs folders knows the architecture itself."""
 
-    def exported(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+    def exported(
+        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
+    ) -> Exported:
         return export(
             folder,
             into,
+            graph=graph,
             progress=progress,
             stop=stop,
             max_memory_mb=settings.convert_max_memory_mb,
@@ -156,6 +163,8 @@ async def open_local(
     pipeline = await asyncio.to_thread(_pipeline, stored[0].path, spec, settings)
     samples = await asyncio.to_thread(precision_samples, pipeline)
     parity = await asyncio.to_thread(_parity, stored, engine, settings, samples)
+    if (variant := _variant(engine, settings)) is not None:
+        _log.info("%s: %s", name, _told(variant, parity))
     engines: list[Engine] = []
     async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
@@ -252,6 +261,19 @@ def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: 
     return {f"{variant}_{name}": told[name] for name in PARITY if told[name] is not None}
 
 
+def _told(variant: Variant, parity: Mapping[str, Any]) -> str:
+    """What a variant costs, in words."""
+    speed = ", ".join(
+        f"{times:g} times as fast as f32 ({batch})" for batch, times in parity[f"{variant}_speed"].items()
+    )
+    moved = parity.get(f"{variant}_max_difference")
+    if moved is not None:
+        return f"{variant} weights: {speed}; scores move by {moved:.4f} of their range"
+    mean, least = parity[f"{variant}_mean_cosine"], parity[f"{variant}_min_cosine"]
+    words = f"{variant} weights: {speed}; mean cosine to f32 {mean:.4f}, least {least:.4f}"
+    return words + ("; an index of other vectors must be embedded again" if variant == "int8" else "")
+
+
 def _place(engine: str, stored: Stored, variant: Variant | None) -> Path:
     """What the engine runs: the stored graph, its variant, or the folder as its author published it."""
     if engine not in FOLDER_ENGINES:
@@ -340,7 +362,7 @@ def _identity(stored: Stored) -> str:
     spec: TextSpec = stored.manifest.text_spec
     weights = stored.manifest.weights
     told = [
-        sorted(digest for file, digest in weights.items() if file.endswith(".safetensors")) or sorted(weights.values()),
+        sorted(digest for file, digest in weights.items() if not _repeats(file, weights)),
         spec.pooling,
         spec.modules,
         sorted(spec.prompts.items()),
@@ -353,6 +375,15 @@ def _identity(stored: Stored) -> str:
         *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
     ]
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+
+
+def _repeats(file: str, weights: Mapping[str, str]) -> bool:
+    """Whether a published file is a graph beside the weights that it was exported from."""
+    folder, graph, _ = file.rpartition("model.onnx")
+    folder = folder.removesuffix("onnx/")
+    return bool(graph) and any(
+        other.startswith(f"{folder}model") and other.endswith(".safetensors") for other in weights
+    )
 
 
 class _Verifier:

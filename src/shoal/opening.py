@@ -197,6 +197,7 @@ class Opening:
             addresses=payload_of(plan).served.addresses,
             settings=settings,
             table=self.table(plan.name),
+            passes=frozenset(self.table(plan.name).passes),
         )
         return await open_upstream(wanted, lane, report)
 

@@ -42,8 +42,12 @@ Metadatum: TypeAlias = Annotated[
         title="as `name: value`, the name in lower case, the value in ASCII",
     ),
 ]
-InputName: TypeAlias = Literal["input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text"]
-OutputName: TypeAlias = Literal["sentence_embedding", "pooled", "token_embeddings", "embedding", "token_count"]
+InputName: TypeAlias = Literal[
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text", "pair"
+]
+OutputName: TypeAlias = Literal[
+    "sentence_embedding", "pooled", "token_embeddings", "embedding", "token_count", "logits", "sparse_embedding"
+]
 
 _SERVER = {"section": "Server"}
 _SERVER_PATH = {**_SERVER, "path": True}
@@ -498,14 +502,36 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     output_names: Annotated[
         dict[OutputName, Name], Meta(description="What a remote model calls its outputs, by their usual names.")
     ] = {}
+    passes: Annotated[
+        tuple[
+            Literal[
+                "dimensions",
+                "input_type",
+                "normalize",
+                "prompt_name",
+                "truncate",
+                "truncation_direction",
+                "max_document_tokens",
+            ],
+            ...,
+        ],
+        Meta(description="Options of requests that an OpenAI-compatible server honours itself, to be sent to it."),
+    ] = ()
     prompts: Annotated[
         dict[Name, str], Meta(description="Texts to put before an input, by name: query, document, ...")
     ] = {}
     default_prompt_name: Annotated[Name | None, Meta(description="The prompt of requests that name none.")] = None
     tasks: Annotated[
         tuple[Literal["embed", "rerank", "classify", "generate"], ...],
-        Meta(description="What an OpenAI-compatible server's model can do, where asking it does not tell."),
+        Meta(description="What a remote model can do, where asking its server does not tell."),
     ] = ()
+    labels: Annotated[
+        tuple[Name, ...], Meta(description="Labels of a model on Triton that classifies, in the order of its scores.")
+    ] = ()
+    activation: Annotated[
+        Literal["identity", "sigmoid", "softmax"] | None,
+        Meta(description="What turns the scores of a model on Triton into final ones; identity where they are final."),
+    ] = None
     context_tokens: Annotated[
         Count | None, Meta(description="Most tokens of prompt and answer together, where the model does not tell.")
     ] = None

@@ -40,12 +40,9 @@ from shoal.errors import (
     TransportFailed,
 )
 from shoal.llm.upstream import served_name
+from shoal.llm.upstream_lanes import counter_of
 from shoal.local import limits_of
 from shoal.models.address import Address, Served, check_name
-from shoal.models.foreign import tokenizer_folder
-from shoal.models.sources import Access
-from shoal.models.store import Store
-from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.tokenizer import TextTokenizer
@@ -104,7 +101,7 @@ async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
         for address in wanted.addresses:
             clients.append(client_of(address, wanted.settings))
             opened.push_async_callback(clients[-1].aclose)
-        counter = await asyncio.to_thread(_tokenizer, wanted)
+        counter = await asyncio.to_thread(counter_of, wanted.settings, wanted.table)
         for pause in _lasting():
             number, info = await _first(wanted, clients, note)
             try:
@@ -167,15 +164,6 @@ def check_model(address: Address, info: Info) -> None:
             f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or leave the"
             " model out"
         )
-
-
-def _tokenizer(wanted: Wanted) -> TextTokenizer | None:
-    """For counting alone; the server reads text."""
-    if wanted.table.tokenizer is None:
-        return None
-    settings = wanted.settings
-    access = Access(offline=settings.offline, hf_token=settings.hf_token)
-    return TextTokenizer(tokenizer_folder(wanted.table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
 
 
 class _Opening:
@@ -287,6 +275,7 @@ class _Opening:
             activation="sigmoid" if len(labels) == 1 else "softmax",
             max_tokens=self.most,
             output="scores",
+            token_count="token_count",
             raw=True,
             passes=CUTS,
         )
@@ -295,8 +284,8 @@ class _Opening:
     def _facts(self, pipeline: Pipeline, probed: Answered) -> ModelFacts:
         wanted, info = self.wanted, self.info
         spec = pipeline.spec if isinstance(pipeline, StringPipeline) else None
-        told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec)]
-        counted = "counted" if self.counter is not None else "reported" if spec is not None else "estimated"
+        told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec, order="deterministic")]
+        counted = "counted" if self.counter is not None else "reported"
         return ModelFacts(
             id=info.model_id,
             source=wanted.source,

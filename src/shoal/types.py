@@ -6,8 +6,9 @@ and come back equal to the bit.
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -441,6 +442,42 @@ class MultiSpec(msgspec.Struct, frozen=True, kw_only=True):
     drop_first: bool = False
 
 
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A module over vectors, with its weights in the folder that a model was published in.
+
+    `kind` "dense": activation(x @ weight.T + bias) of x with `takes` numbers, `dimension` come out; with `residual` x
+    is added to that, through the matrix `residual.weight` where the two differ. "layer_norm": over `dimension` numbers.
+    "truncate": the first `dimension` alone. `path`: the folder of its safetensors; with `file` they are that one file.
+    `stem` stands before the names `weight` and `bias` in it.
+    """
+
+    kind: Literal["dense", "layer_norm", "normalize", "truncate"]
+    takes: int = 0
+    dimension: int = 0
+    path: str = ""
+    file: str = ""
+    stem: str = "linear."
+    activation: str = "identity"
+    bias: bool = True
+    residual: bool = False
+
+
+class PartsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around a model's encoder and where it lies in the folder that the model was published in, for engines
+    that run this folder and no graph.
+
+    `encoder`: the folder of config.json. `after`: over a pooled vector, as `TextSpec.modules` names them. `late`: over
+    each token's vector, before it is made a unit vector. `token_weights`: from a token's vector to its one weight.
+    `splade`: how logits become weights, (over the tokens, of log(1 + relu) or of the logarithm twice).
+    """
+
+    encoder: str = ""
+    after: tuple[LayerSpec, ...] = ()
+    late: tuple[LayerSpec, ...] = ()
+    token_weights: LayerSpec | None = None
+    splade: tuple[Literal["max", "sum"], Literal["relu", "log1p_relu"]] = ("max", "relu")
+
+
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a text model's inputs are made and its outputs read, as the files of the model say; kept in its manifest.
 
@@ -454,7 +491,8 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     A shipped graph may give only normalised vectors: then `ends_normalized` is true and both names are the same.
     `tokens` names the output of token vectors, float32 [b, l, width] ("": it has none). `score`, `sparse`, `multi`: the
     heads it has. A model without dense vectors has dimension 0. `frame_tokens` False: no special tokens are added to a
-    text (static models), and ids of `dropped` are taken out of it before the model reads it.
+    text (static models), and ids of `dropped` are taken out of it before the model reads it. `parts`: for engines that
+    run the model's folder; None where nobody read it.
     """
 
     tokenizer: str
@@ -479,6 +517,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     multi: MultiSpec | None = None
     frame_tokens: bool = True
     dropped: tuple[int, ...] = ()
+    parts: PartsSpec | None = None
 
     @property
     def tasks(self) -> tuple[TaskKind, ...]:
@@ -513,6 +552,15 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
 Result: TypeAlias = Embedded | Scored
 Wire: TypeAlias = Task | Result | SparseVector | Chunk | Context | TextSpec | ModelStats
 W = TypeVar("W")
+
+
+def digest_of(batches: Sequence[Mapping[str, Array]]) -> str:
+    """16 hex digits that tell one list of batches of named arrays from another, whatever the order of the names."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        for name, array in sorted(batch.items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def pack(value: Wire) -> bytes:

@@ -4,8 +4,9 @@
         server.on("/chat/completions", stream(b'data: {"choices":[]}\n\n', DONE))
         client = Client(server.base)
 
-What it does unasked: GET /models lists `models`, POST /embeddings answers `vector_of` each text. `requests` keeps what
-came in, in order; each of them knows when its caller left.
+What it does unasked: GET /models lists `models`, POST /embeddings answers `vector_of` each text, or list of ids where
+`ids` is true. `requests` keeps what came in, in order; each of them knows when its caller left. A path of `on` is below
+`prefix`, or, as "root/classify", beside it.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class FakeUpstream:
         self.connections = 0
         self.port = 0
         self.usage = True
+        self.ids = True
         self._seed = seed
         self._scripts: dict[str, Script] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -213,19 +215,22 @@ class FakeUpstream:
             writer.close()
 
     def _script(self, request: Request) -> Script:
-        path = request.path.removeprefix(self.prefix)
+        below = request.path.startswith(self.prefix)
+        path = request.path.removeprefix(self.prefix) if below else f"root{request.path}"
         known = self._scripts.get(path)
         if known is not None:
             return known
         if path == "/models":
             return answer({"object": "list", "data": self.models})
         if path == "/embeddings":
+            if not self.ids and isinstance(request.json["input"][0], list):
+                return answer({"error": {"message": "input: texts are expected"}}, 400)
             return answer(self.embedded(request.json))
         return answer({"detail": "Not Found"}, 404)
 
     def embedded(self, body: Any) -> dict[str, Any]:
         """The answer to a request for embeddings, in the form that it asks for."""
-        rows = [vector_of(text, seed=self._seed) for text in body["input"]]
+        rows = [vector_of(text, seed=self._seed)[: body.get("dimensions")] for text in body["input"]]
         told: list[Any] = [row.tolist() for row in rows]
         if body.get("encoding_format") == "base64":
             told = [base64.b64encode(row.tobytes()).decode() for row in rows]

@@ -57,6 +57,7 @@ def default_model(stored: Stored, name: str, **options: Any) -> EntrySpec:
         name=name,
         graph=stored.graph,
         text=stored.manifest.text_spec,
+        token_width=384,
         tokenizer=stored.tokenizer,
         source=stored.manifest.address,
         options=EntryOptions(platform="python", max_batch_size=16, **options),
@@ -132,6 +133,7 @@ async def test_the_default_model_answers_as_the_graph_does(triton: Triton, contr
     assert [(one.name, list(one.shape)) for one in metadata.outputs] == [
         ("sentence_embedding", [-1, 384]),
         ("pooled", [-1, 384]),
+        ("token_embeddings", [-1, -1, 384]),
     ]
     tensors, wanted = await local(spec, TEXTS)
     sent = {name: ("INT64", array) for name, array in tensors.items()}

@@ -19,7 +19,7 @@ from shoal.errors import InputRejected
 from shoal.models.contract import read_contract
 from shoal.models.contract.spec import text_spec
 from shoal.models.verify import min_cosine
-from shoal.types import Array, MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.types import Array, LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.contract.engines.tiny import batch
 from tests.parity.reference_models import CASES, LETTERS, LONGEST, WORDS, Case, write
 from tests.parity.test_reference import TEXTS
@@ -297,16 +297,19 @@ async def test_splade_weights_are_those_of_sentence_transformers(
         modules=[first, SpladePooling(pooling_strategy=strategy, activation_function=activation)], device="cpu"
     )
     model.save(str(tmp_path / "model"), create_model_card=False)
-    spec = TextSpec(
-        tokenizer="tokenizer.json",
-        inputs=("input_ids", "attention_mask"),
-        dimension=0,
-        max_tokens=LONGEST,
-        sparse=SparseSpec(),
-    )
+    contract = await asyncio.to_thread(read_contract, tmp_path / "model")
+    spec = text_spec(contract, tokenizer="tokenizer.json", inputs=("input_ids", "attention_mask"), pooled="pooled")
     async with opened(tmp_path / "model", spec) as engine:
         got = (await infer(engine, feeds(model, TEXTS[:4]), "sparse_embedding"))["sparse_embedding"]
     close(got, model.encode(TEXTS[:4], convert_to_tensor=True).to_dense().numpy())
+
+
+def beside(name: str, dimension: int, activation: str) -> LayerSpec:
+    """A head of bge-m3, in a file beside the encoder."""
+    return LayerSpec(
+        kind="dense", takes=HIDDEN, dimension=dimension, file=f"{name}_linear.safetensors", stem="",
+        activation=activation,
+    )  # fmt: skip
 
 
 async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
@@ -328,6 +331,11 @@ async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
         sparse=SparseSpec(output="token_weights", per="token"),
         multi=MultiSpec(dimension=12, drop_first=True),
         tokens="token_embeddings",
+        parts=PartsSpec(
+            after=(LayerSpec(kind="normalize"),),
+            token_weights=beside("sparse", 1, "relu"),
+            late=(beside("colbert", 12, "identity"),),
+        ),
     )
     given = batch(6, 3)
     async with opened(tmp_path, spec) as engine:

@@ -113,13 +113,6 @@ async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
     assert list(told["batch_info"]) == list(expected)
 
 
-async def test_a_batch_that_is_exactly_full() -> None:
-    """Nobody had to be left behind, and still it left for its size."""
-    facts = msgspec.structs.replace(FACTS, flush="age")
-    answer = await proxy(_Flush(facts), batch_info=True, max_batch_size=7).call("POST", "/embed", {"inputs": ["a"]})
-    assert answer.json()["batch_info"]["batch_type"] == "max_batch_size"
-
-
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [

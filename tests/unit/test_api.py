@@ -136,6 +136,72 @@ class TestEmbed:
                 s.embed([*(f"t{number}" for number in range(1500)), "reject-item", "good"])
             assert np.allclose(s.embed(["good"]), units("good"))
 
+    @pytest.mark.parametrize(
+        ("item", "error", "words"),
+        [
+            (None, WrongType, r"texts\[1\] must be a text or a list of token ids, not NoneType"),
+            (b"a", WrongType, "not bytes"),
+            (["a"], WrongType, r"texts\[1\]\[0\] must be a whole number, not str"),
+            ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be a whole number, not float"),
+            ([True], WrongType, "not bool"),
+            ([np.array(1.0)], WrongType, "not ndarray"),
+            ([2**70], InvalidValue, r"texts\[1\]\[0\] is out of range"),
+            ("\ud800", InvalidValue, r"texts\[1\] holds half of a surrogate pair"),
+        ],
+    )
+    def test_what_is_no_text(self, item: Any, error: type[ShoalError], words: str) -> None:
+        """Is refused before it is among the texts of others, and named by its place."""
+        with shoal.open("fake:") as s:
+            with pytest.raises(error, match=words):
+                s.embed(["good", item])
+            assert s._background.gateway.registry.find("fake").inflight == 0
+
+    def test_token_ids_of_any_kind(self) -> None:
+        """Tuples and arrays too."""
+        with shoal.open("fake:") as s:
+            ids = tokens_of("a b")
+            for item in (ids, tuple(ids), np.array(ids), [np.int64(each) for each in ids]):
+                assert np.allclose(s.embed([item]), units("a b"))  # type: ignore[list-item]
+            assert np.allclose(s.embed(np.array([ids, ids])), units("a b", "a b"))  # type: ignore[call-overload]
+            assert s.embed(["é", "a"], dimensions=np.int64(4)).shape == (2, 4)  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize(
+        ("options", "error", "words"),
+        [
+            ({"dimensions": 2.0}, WrongType, "dimensions must be a whole number, not float"),
+            ({"dimensions": True}, WrongType, "dimensions must be a whole number, not bool"),
+            ({"truncate": "no"}, WrongType, "truncate must be bool or None, not str"),
+            ({"normalize": None}, WrongType, "normalize must be bool, not NoneType"),
+            ({"prompt_name": 3}, WrongType, "prompt_name must be str or None, not int"),
+            ({"model": None}, WrongType, "model must be str"),
+            ({"truncation_direction": "LEFT"}, InvalidValue, "truncation_direction is 'LEFT'.*left, right"),
+            ({"outputs": "dense"}, WrongType, "outputs must be a list of kinds"),
+            ({"outputs": 3}, WrongType, "outputs must be a list of kinds"),
+            ({"outputs": []}, InvalidValue, r"outputs is \[\]: name one kind"),
+            ({"outputs": ["dense", "thick"]}, InvalidValue, "dense, tokens, sparse, multi"),
+        ],
+    )
+    def test_options_of_the_wrong_kind(self, options: dict[str, Any], error: type[ShoalError], words: str) -> None:
+        with shoal.open("fake:") as s, pytest.raises(error, match=words) as caught:
+            s.embed(["a"], **options)
+        assert caught.value.param in options
+
+    def test_all_vectors_are_the_caller_s_own(self) -> None:
+        """Those that come from the cache, or twice in one call, as well: writing into them changes nobody's answer."""
+        kinds = ("dense", "sparse", "multi", "tokens")
+        with shoal.open("fake:vectors=dense+sparse+multi+tokens", cache_mb=1) as s:
+            first = s.embed(["a b"], outputs=kinds)
+            for cached in (0, 2, 2):
+                found = s.embed(["a b", "a b"] if cached else ["c d"], outputs=kinds)
+                assert found.facts.cached == cached
+                if cached:
+                    assert np.array_equal(found.multi_vectors[1], first.multi_vectors[0])
+                    assert np.array_equal(found.token_vectors[1], first.token_vectors[0])
+                    assert np.array_equal(found.sparse[1].values, first.sparse[0].values)
+                for row in (*found.multi_vectors[:1], *found.token_vectors[:1], found.sparse[0].values, found.vectors):
+                    row[:] = 0
+                found.sparse[0].indices[:] = 0
+
 
 class TestRerank:
     def test_best_first(self) -> None:
@@ -170,6 +236,35 @@ class TestRerank:
             with pytest.raises(WrongType, match="documents must be a list"):
                 s.rerank("q", "document")
 
+    def test_how_many_of_the_best(self) -> None:
+        """0 is all of them, as over HTTP; fewer than none is refused."""
+        with shoal.open("fake:labels=1") as s:
+            assert len(s.rerank("q", ["a", "b", "c"], top_n=0)) == 3
+            assert len(s.rerank("q", ["a", "b", "c"], top_n=9)) == 3
+            with pytest.raises(InvalidValue, match="top_n is -1"):
+                s.rerank("q", ["a", "b"], top_n=-1)
+            with pytest.raises(WrongType, match="top_n must be a whole number"):
+                s.rerank("q", ["a", "b"], top_n=1.5)  # type: ignore[arg-type]
+
+    def test_what_is_no_text(self) -> None:
+        with shoal.open("fake:labels=1") as s:
+            with pytest.raises(WrongType, match="query must be a text, not NoneType"):
+                s.rerank(None, ["a"])  # type: ignore[arg-type]
+            with pytest.raises(WrongType, match=r"documents\[1\] must be a text, not dict"):
+                s.rerank("q", ["a", {"text": "b"}])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match="raw_scores must be bool"):
+                s.rerank("q", ["a"], raw_scores=1)  # type: ignore[arg-type]
+            with pytest.raises(WrongType, match="documents must be a list, not int"):
+                s.rerank("q", 5)  # type: ignore[arg-type]
+
+    def test_errors_name_the_document_of_the_list(self) -> None:
+        """Past duplicates, and past what is sent at once."""
+        with shoal.open("fake:") as s:
+            with pytest.raises(InputRejected, match=r"^input 600: the engine"):
+                s.rerank("q", [*["same"] * 600, "reject-item", "b"])
+            with pytest.raises(InputRejected, match=r"^the query: the engine"):
+                s.rerank("reject-item", ["a", "b"])
+
 
 class TestClassify:
     def test_labels_by_descending_score(self) -> None:
@@ -185,6 +280,20 @@ class TestClassify:
             raw = s.classify(["a"], raw_scores=True)[0]
             assert [each.label for each in raw] == [each.label for each in found[0]]
             assert raw != found[0]
+
+    def test_what_is_neither_a_text_nor_a_pair(self) -> None:
+        with shoal.open("fake:labels=3") as s:
+            with pytest.raises(WrongType, match=r"inputs\[1\] has 3 texts"):
+                s.classify(["a", ("a", "b", "c")])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match=r"inputs\[0\]\[1\] must be a text, not NoneType"):
+                s.classify([("a", None)])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match=r"inputs\[0\] must be a text"):
+                s.classify([None])  # type: ignore[list-item]
+
+    def test_without_a_name_it_is_the_one_with_labels(self) -> None:
+        """Not the reranker, whichever was named first."""
+        with shoal.open("r=fake:labels=1", "c=fake:labels=3") as s:
+            assert len(s.classify(["a"])[0]) == 3
 
     def test_a_model_that_does_not_classify(self) -> None:
         with shoal.open("one=fake:") as s, pytest.raises(Unsupported, match="cannot classify"):
@@ -302,6 +411,38 @@ class TestLife:
         s.close()
         with pytest.raises(Unavailable, match="closed"):
             s.embed(["a"])
+
+    def test_it_is_not_entered_again(self) -> None:
+        """What was closed cannot be opened by `with`."""
+        s = shoal.open("fake:")
+        with s:
+            pass
+        with pytest.raises(Unavailable, match="closed"):
+            s.__enter__()
+
+    def test_a_child_of_its_process_is_told(self) -> None:
+        """It has none of the threads, and would wait for ever; the parent goes on, and the child ends by itself."""
+        program = (
+            "import asyncio, os, sys, shoal\n"
+            "async def ask():\n"
+            "    await s.aembed(['a'])\n"
+            "with shoal.open('fake:') as s:\n"
+            "    child = os.fork()\n"
+            "    if not child:\n"
+            "        for call in (lambda: s.embed(['a']), lambda: asyncio.run(ask()), s.__enter__):\n"
+            "            try:\n"
+            "                call()\n"
+            "            except shoal.ShoalError as error:\n"
+            "                print(error, flush=True)\n"
+            "        s.close()\n"
+            "        sys.exit(0)\n"
+            "    assert os.waitpid(child, 0)[1] == 0\n"
+            "    assert s.embed(['a']).shape == (1, 32)\n"
+        )
+        command = [sys.executable, "-c", program]  # newer Pythons warn of a fork beside threads
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        told = "this Shoal belongs to the process that opened it: open another after the fork\n"
+        assert (run.returncode, run.stdout) == (0, told * 3)
 
     async def test_closed_for_coroutines_too(self) -> None:
         s = shoal.open("fake:")

@@ -20,6 +20,7 @@ from shoal.pipelines.text import TextPipeline
 from shoal.settings import Settings
 from shoal.types import Embed
 from tests.unit.models.checkpoints import checkpoint
+from tests.unit.models.classifiers import classifier
 
 
 @pytest.fixture
@@ -45,9 +46,15 @@ async def vectors(local: Any) -> Any:
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("precision", variants.VARIANTS)
 async def test_a_variant_serves_with_its_parity_shown(
-    tmp_path: Path, folder: str, engine: str, precision: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    folder: str,
+    engine: str,
+    precision: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its own file runs; the facts say what it costs, and the second start measures nothing again."""
+    """Its own file runs; facts and log say what it costs, and the second start measures nothing again."""
+    caplog.set_level("INFO", "shoal.local")
     monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.5)  # random weights of 16 numbers survive less
     address = parse_address(folder)
     exact = await open_local("mini", [address], asking(tmp_path, engine, "f32"))
@@ -69,6 +76,24 @@ async def test_a_variant_serves_with_its_parity_shown(
     again = await open_local("mini", [address], asking(tmp_path, engine, precision))
     await again.engines[0].aclose()
     assert again.facts.details[f"{precision}_speed"] == details[f"{precision}_speed"]
+    told = [line for line in caplog.messages if line.startswith(f"mini: {precision} weights: ")]
+    assert len(told) == 2 and told[0] == told[1]
+    assert f"mean cosine to f32 {details[f'{precision}_mean_cosine']:.4f}" in told[0]
+    assert ("must be embedded again" in told[0]) == (precision == "int8")
+
+
+async def test_what_a_variant_costs_a_classifier_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its scores have no cosine, and there is no index of them."""
+    monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.0)
+    caplog.set_level("INFO", "shoal.local")
+    address = parse_address(f"file:{classifier(tmp_path / 'judge')}")
+    local = await open_local("judge", [address], asking(tmp_path, "openvino", "int8"))
+    await local.engines[0].aclose()
+    (told,) = [line for line in caplog.messages if line.startswith("judge: int8 weights: ")]
+    assert f"scores move by {local.facts.details['int8_max_difference']:.4f} of their range" in told
+    assert "index" not in told
 
 
 async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:

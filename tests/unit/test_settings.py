@@ -63,8 +63,8 @@ def test_every_key_of_a_model_s_table_is_documented_and_checked(row: Setting) ->
     ("key", "value", "wording"),
     [
         ("prompts", {"query": 3}, "a table of text"),
-        ("input_names", {"ids": "x"}, "a table of text by attention_mask, input_ids, pooling_mask, position_ids, "),
-        ("output_names", {"pooled": ""}, "a table of text by embedding, pooled, sentence_embedding, token_count, "),
+        ("input_names", {"ids": "x"}, "a table of text by attention_mask, input_ids, pair, pooling_mask, position_ids, "),
+        ("output_names", {"pooled": ""}, "a table of text by embedding, logits, pooled, sentence_embedding, "),
         ("dimension", 0, "a whole number of at least 1"),
         ("max_tokens", "", "a whole number of at least 1"),
         ("pooling", "median", "one of cls, lasttoken, max, mean, mean_sqrt_len_tokens, weightedmean"),

@@ -21,11 +21,13 @@ from shoal.types import (
     Generate,
     Guide,
     InferenceStats,
+    LayerSpec,
     MemoryUsage,
     Message,
     ModelStats,
     MultiSpec,
     Part,
+    PartsSpec,
     Rerank,
     Sampling,
     Scored,
@@ -40,6 +42,7 @@ from shoal.types import (
     ToolDelta,
     Usage,
     Wire,
+    digest_of,
     pack,
     unpack,
 )
@@ -107,6 +110,17 @@ generates = st.builds(
     extras=extras,
 )
 sparse = st.builds(SparseVector, indices=vectors, values=vectors)
+layers = st.builds(
+    LayerSpec,
+    kind=st.sampled_from(["dense", "layer_norm", "normalize", "truncate"]),
+    takes=small,
+    dimension=small,
+    path=st.text(max_size=9),
+    file=st.text(max_size=9),
+    activation=st.text(max_size=9),
+    bias=st.booleans(),
+    residual=st.booleans(),
+)
 STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
     Embed: st.builds(
         Embed,
@@ -180,6 +194,15 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
         | st.builds(ScoreSpec, labels=words.map(tuple), activation=st.sampled_from(["identity", "softmax"])),
         sparse=st.none() | st.builds(SparseSpec, skipped=st.lists(small, max_size=3).map(tuple)),
         multi=st.none() | st.builds(MultiSpec, dimension=small, fill_id=st.none() | small),
+        parts=st.none()
+        | st.builds(
+            PartsSpec,
+            encoder=st.text(max_size=9),
+            after=st.lists(layers, max_size=2).map(tuple),
+            late=st.lists(layers, max_size=2).map(tuple),
+            token_weights=st.none() | layers,
+            splade=st.tuples(st.sampled_from(["max", "sum"]), st.sampled_from(["relu", "log1p_relu"])),
+        ),
     ),
     ModelStats: st.builds(
         ModelStats,
@@ -277,3 +300,15 @@ def test_remaining_counts_down_to_nothing() -> None:
     ctx = Context(id="r", deadline=100.0)
     assert [ctx.remaining(now) for now in (40.0, 100.0, 140.0)] == [60.0, 0.0, 0.0]
     assert 9 < Context(id="r", deadline=time.monotonic() + 10).remaining() <= 10
+
+
+@given(batches=st.lists(st.dictionaries(st.text(max_size=3), vectors, max_size=3), max_size=3))
+def test_a_digest_tells_batches_apart(batches: list[dict[str, Any]]) -> None:
+    """Not by the order of the names; by every byte, shape and type, and by the number of batches."""
+    told = digest_of(batches)
+    assert told == digest_of([dict(reversed(batch.items())) for batch in batches])
+    assert len(told) == 16
+    for at, batch in enumerate(batches):
+        for name, array in batch.items():
+            changed = {**batch, name: array[None]}
+            assert told != digest_of([*batches[:at], changed, *batches[at + 1 :]])

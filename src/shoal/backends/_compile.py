@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 from shoal.backends._errors import essence
 from shoal.backends._options import Checked, EngineOptions, layout, usable_cores
-from shoal.backends._ports import Port, checked, least_cosine, score_difference
+from shoal.backends._ports import Port, checked, least_cosine, rows_of, score_difference
 from shoal.core.protocols import Tensors
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
-from shoal.types import Array
+from shoal.types import Array, digest_of
 
 Precision: TypeAlias = Literal["f32", "bf16"]
 
@@ -181,32 +180,19 @@ def _verdict(found: Checked, options: EngineOptions) -> tuple[Precision, str]:
 def _key(core: Any, samples: Sequence[Tensors]) -> str:
     versions = core.get_versions("CPU")["CPU"].build_number
     arithmetic = ",".join(sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
-    digest = hashlib.sha256()
-    for sample in samples:
-        for name, array in sorted(sample.items()):
-            digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
     processor = core.get_property("CPU", "FULL_DEVICE_NAME")
-    return f"openvino {versions}; {processor}; {arithmetic}; samples {digest.hexdigest()[:16]}"
+    return f"openvino {versions}; {processor}; {arithmetic}; samples {digest_of(samples)}"
 
 
 def _rows(model: Any, ports: tuple[Port, ...], options: EngineOptions) -> list[Array]:
-    """Every matrix that the model answers for the samples. Token outputs hold numbers of padding and are left out:
-    those of three axes, and the one of two that a spec can name. Of a model of late interaction alone they are all
-    there is: then the vectors of the tokens that are no padding count."""
+    """What the model answers for the samples, to be compared."""
     request = model.create_infer_request()
-    spec = options.spec
-    sparse = spec.sparse if spec else None
-    of_tokens = sparse.output if sparse is not None and sparse.per == "token" else None
-    late = spec.multi.output if spec is not None and spec.multi is not None and not spec.dimension else None
     rows: list[Array] = []
     for sample in options.samples:
-        answers = request.infer(checked(sample, ports, options.max_length), share_inputs=True)
-        for output, array in answers.items():
-            name = output.get_any_name()
-            if name == late:
-                rows.append(array[sample["attention_mask"] > 0])
-            elif array.ndim == 2 and name != of_tokens:
-                rows.append(array.copy())
+        feeds = checked(sample, ports, options.max_length)
+        answers = request.infer(feeds, share_inputs=True)
+        named = {output.get_any_name(): array.copy() for output, array in answers.items()}
+        rows.extend(rows_of(named, feeds, options.spec))
     return rows
 
 

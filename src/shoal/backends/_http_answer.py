@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 
 import aiohttp
 import msgspec
@@ -19,6 +20,8 @@ import msgspec
 from shoal.errors import EngineFailed, TransportFailed
 
 LONGEST_WORDS = 400
+LARGEST_WORDS = 64 * 2**10
+"""Bytes of a body in which the server's words are looked for; of a larger one the beginning is shown as it is."""
 LONGEST_RETRY_S = 3600.0
 
 SHORTEST_SECRET = 8
@@ -29,7 +32,7 @@ class Unreached(TransportFailed):
     """Nothing of the request was read by the server: it may go to another one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """A whole answer: `body` is at most as long as was asked for, and `whole` says that nothing of it is missing.
     `key`: Shoal's own for that server."""
@@ -65,14 +68,13 @@ class Answer:
         """What the server says went wrong, on one line; "" where it says nothing, or what nobody else may read."""
         return "" if self.secret else self.own_words
 
-    @property
+    @cached_property
     def own_words(self) -> str:
         """The same, secret or not: to be understood, not to be told."""
-        text = (
-            self._message()
-            if self.json
-            else ("" if "html" in self.content_type else self.body.decode(errors="replace"))
-        )
+        if len(self.body) <= LARGEST_WORDS and self.json:
+            text = self._message()
+        else:
+            text = "" if "html" in self.content_type else self.body[:LARGEST_WORDS].decode(errors="replace")
         return " ".join(text.split())[:LONGEST_WORDS]
 
     def _message(self) -> str:

@@ -24,6 +24,16 @@ from shoal.errors import ConfigError, DeadlineExceeded, EngineFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
+"""Of an answer of any status but 200: words, and nothing that is waited for."""
+
+MAX_CARD_BYTES = 4 * 2**20
+"""Of what a server says of itself and its models."""
+
+NUMBER_BYTES = 32
+"""Of a number in JSON at most, with what stands around it: a double has 24 characters."""
+
+SPARE_BYTES = 16 * 2**10
+"""Of an answer beside its numbers."""
 
 KEEP_ALIVE_S = 4.0
 """For idle connections: uvicorn, and with it most of these servers, closes them after 5 s, and a request must not meet
@@ -41,6 +51,11 @@ END_S = 1.0
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
+
+
+def bytes_of(numbers: int) -> int:
+    """The largest answer that holds so many numbers in JSON."""
+    return SPARE_BYTES + NUMBER_BYTES * numbers
 
 
 class Response:
@@ -87,7 +102,8 @@ class Response:
 
 
 class Client:
-    """The calls of the server at `base` (http://host:port/path). Nothing is connected before the first call.
+    """The calls of the server at `base` (http://host:port/path). Nothing is connected before the first call. A `path`
+    is below `base`, or a whole URL of that server.
 
     After `aclose` every call raises TransportFailed. Must be made on the loop. Raises ConfigError for a key that no
     header can carry.
@@ -117,16 +133,25 @@ class Client:
         )
 
     async def get(self, path: str, deadline: float) -> Answer:
-        """Raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that cannot be read."""
+        """Raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that cannot be read, or one of
+        status 200 over MAX_CARD_BYTES. Of any other only MAX_ERROR_BYTES are read."""
         async with self.opened("GET", path, deadline=deadline) as response:
-            return await response.whole(MAX_ANSWER_BYTES)
+            return await self._bounded(response, MAX_CARD_BYTES)
 
-    async def post(self, path: str, body: bytes, deadline: float) -> Answer:
-        """As `get`. An answer over MAX_ANSWER_BYTES raises EngineFailed."""
+    async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
+        """As `get`. `most`: the bytes that were asked for at most, as `bytes_of` says; MAX_ANSWER_BYTES without."""
         async with self.opened("POST", path, body=body, deadline=deadline) as response:
-            answer = await response.whole(MAX_ANSWER_BYTES)
+            return await self._bounded(response, MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES))
+
+    async def _bounded(self, response: Response, most: int) -> Answer:
+        if response.status != 200:
+            return await response.whole(MAX_ERROR_BYTES)
+        answer = await response.whole(most)
         if not answer.whole:
-            raise EngineFailed(f"{self.base} answered more than {MAX_ANSWER_BYTES} bytes: ask for less at once")
+            raise EngineFailed(
+                f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
+                " once: ask for less at once"
+            )
         return answer
 
     @asynccontextmanager
@@ -182,7 +207,7 @@ class Client:
             async with asyncio.timeout(remaining):
                 return await self._session.request(
                     method,
-                    self.base + path,
+                    self.base + path if path.startswith("/") else path,
                     data=io.BytesIO(body) if body else None,
                     headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
                     allow_redirects=False,

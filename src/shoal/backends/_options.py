@@ -24,12 +24,13 @@ VARIANTS = ("int8", "fp16")
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The outcome of a precision check, worth keeping: `key` names the engine, its version, the processor's
-    arithmetic and the samples, the others are bf16 against f32 over the samples: `min_cosine` of vectors,
+    arithmetic and the samples, the others are `precision` against f32 over the samples: `min_cosine` of vectors,
     `max_difference` of scores, each as it is where the model gives the other."""
 
     key: str
     min_cosine: float = 1.0
     max_difference: float = 0.0
+    precision: Literal["bf16", "fp16"] = "bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.core.protocols import Tensors
 from shoal.errors import InputRejected
-from shoal.types import Activation, Array
+from shoal.types import Activation, Array, TextSpec
 
 NOT_FINITE = 1e30
 """Stands for infinity where a number is kept as JSON, which has none."""
@@ -114,13 +114,37 @@ def _activated(logits: Array, activation: Activation) -> Array:
     return scores
 
 
+def rows_of(outputs: Mapping[str, Array], feeds: Tensors, spec: TextSpec | None) -> list[Array]:
+    """The outputs that two precisions are compared by, as matrices of a row each: those of two axes.
+
+    Token outputs hold numbers of padding and are left out: those of three axes, and the one of two that a spec can
+    name. Of a model of late interaction alone they are all there is: then the vectors of the tokens that are no padding
+    count.
+    """
+    sparse = spec.sparse if spec else None
+    of_tokens = sparse.output if sparse is not None and sparse.per == "token" else None
+    late = spec.multi.output if spec is not None and spec.multi is not None and not spec.dimension else None
+    rows: list[Array] = []
+    for name, array in outputs.items():
+        if name == late:
+            rows.append(array[feeds["attention_mask"] > 0])
+        elif array.ndim == 2 and name != of_tokens:
+            rows.append(array)
+    return rows
+
+
 def least_cosine(left: Sequence[Array], right: Sequence[Array]) -> float:
-    """The smallest cosine between rows of like matrices, 0.0 when any is not finite or all zero."""
-    least = 1.0
+    """The smallest cosine between rows of like matrices. Two rows of zeros agree, and say nothing; 0.0 when one alone
+    is zero, when any is not finite, and when there is nothing to compare."""
+    least: float | None = None
     for one, other in zip(left, right, strict=True):
         a, b = one.astype(np.float64), other.astype(np.float64)
-        norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-        if not np.isfinite(norms).all() or not norms.all():
+        norms = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
+        there = (norms[0] != 0) | (norms[1] != 0)  # NaN is
+        product = (norms[0] * norms[1])[there]
+        if not np.isfinite(product).all() or not product.all():
             return 0.0
-        least = min(least, float(((a * b).sum(-1) / norms).min()))
-    return least
+        if product.size:
+            lowest = float(((a * b).sum(-1)[there] / product).min())
+            least = lowest if least is None else min(least, lowest)
+    return 0.0 if least is None else least

@@ -151,7 +151,10 @@ class FakePipeline:
             raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
 
     def estimate(self, item: Item) -> int:
-        return len(item) if isinstance(item, list) else min(sum(map(len, item)) // 3, MAX_TOKENS) + 1
+        if isinstance(item, list):
+            return len(item)
+        size = len(item) if isinstance(item, str) else sum(map(len, item))
+        return min(size // 3, MAX_TOKENS) + 1
 
     def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
         return [self._prepare(task, item) for task, item in items]
@@ -169,7 +172,7 @@ class FakePipeline:
             cost=len(kept),
             group=(),
             outputs=("embedding",),
-            tokens=len(ids),
+            tokens=min(len(ids), MAX_TOKENS),
             truncated=len(ids) > MAX_TOKENS,
             key=(tuple(kept), asked),
             extra=asked,

@@ -20,7 +20,7 @@ from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.planner import Limits, Planner, Wait
-from shoal.core.protocols import BatchReport, Cache, Counted, Engine, Observer, Pipeline, Prepared, Row
+from shoal.core.protocols import BatchReport, Cache, Counted, Engine, Observer, Pipeline, Prepared, Row, Tensors
 from shoal.core.replica import Replica, Turn
 from shoal.core.threads import Threads
 from shoal.core.twins import Twins
@@ -357,11 +357,29 @@ class Lane:
         padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
         run.replica.finished(padded, started + seconds - max(started, run.turn.began))
         finishing = self._clock()
-        rows = self.pipeline.finish(outputs, prepared)
+        rows = self._finished(outputs, prepared)
         self._observer.inferred(self.options.model, "finish", self._clock() - finishing)
         if len(rows) != len(prepared):
             raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
         self._report(run, padded, seconds, None)
+        return rows
+
+    def _finished(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | Counted | ShoalError]:
+        try:
+            return self.pipeline.finish(outputs, prepared)
+        except ShoalError:
+            raise
+        except Exception:  # a bug that one item meets must not cost the others their answers
+            if len(prepared) == 1:
+                raise
+            logger.exception("finishing a batch failed: each of its %d items is finished by itself", len(prepared))
+        rows: list[Row | Counted | ShoalError] = []
+        for place, item in enumerate(prepared):
+            own = {name: array[place : place + 1] for name, array in outputs.items()}
+            try:
+                rows += self.pipeline.finish(own, [item])
+            except Exception as failure:  # as above
+                rows.append(InternalError(f"making the answer failed: {failure!r}"))
         return rows
 
     def _report(self, run: _Run, padded: int, seconds: float, error: str | None) -> None:

@@ -18,6 +18,7 @@ from shoal.core.registry import Model, ModelCard, Registry
 from shoal.core.silence import Silence
 from shoal.core.statistics import Counts
 from shoal.core.streams import StreamLimit
+from shoal.core.threads import Threads
 from shoal.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -66,6 +67,7 @@ class Gateway:
         *,
         first_token_timeout_s: float = 60.0,
         token_timeout_s: float = 60.0,
+        threads: Threads | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
@@ -78,6 +80,7 @@ class Gateway:
         self._streams: dict[str, StreamLimit] = {}
         self._hearing: set[Silence] = set()
         self._patience = (first_token_timeout_s, token_timeout_s)
+        self._threads = threads or Threads("compare", 1)
         self._clock = clock
 
     @overload
@@ -108,7 +111,7 @@ class Gateway:
             if runner is None:
                 runner = await self._woken(model, task, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
-                result = await similarity.rerank(runner, task, ctx)
+                result = await similarity.rerank(runner, task, ctx, threads=self._threads, clock=self._clock)
             else:
                 result = await runner.run(task, ctx)
             outcome = "ok"

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from math import inf
 
 from shoal.core.pending import Pending
@@ -133,14 +134,30 @@ class Intake:
     def _prepare(self, job: list[tuple[Pending, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
         try:
-            outcomes = self._pipeline.prepare([(pending.task, pending.asked[index]) for pending, index in job])
-            if len(outcomes) != len(job):
-                raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
-        except Exception as error:  # a bug in a pipeline must fail these requests, not leave them waiting
+            outcomes = self._outcomes(job)
+        except Exception as error:  # a bug in a pipeline must fail the request that met it, and leave nobody waiting
             logger.exception("preparing inputs failed")
-            failed = InternalError(f"preparing the input failed: {error!r}")
-            outcomes = [failed] * len(job)
+            outcomes = self._each(job, error)
         return outcomes, time.perf_counter() - started
+
+    def _outcomes(self, job: list[tuple[Pending, int]]) -> list[Prepared | ShoalError]:
+        outcomes = self._pipeline.prepare([(pending.task, pending.asked[index]) for pending, index in job])
+        if len(outcomes) != len(job):
+            raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
+        return outcomes
+
+    def _each(self, job: list[tuple[Pending, int]], error: Exception) -> list[Prepared | ShoalError]:
+        """The requests of a job that failed together, each prepared by itself."""
+        parts = [list(part) for _, part in groupby(job, key=lambda one: id(one[0]))]
+        if len(parts) == 1:
+            return [InternalError(f"preparing the input failed: {error!r}")] * len(job)
+        outcomes: list[Prepared | ShoalError] = []
+        for part in parts:
+            try:
+                outcomes += self._outcomes(part)
+            except Exception as own:  # as in `_prepare`
+                outcomes += self._each(part, own)
+        return outcomes
 
     def _finish_job(
         self,

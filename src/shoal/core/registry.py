@@ -173,22 +173,26 @@ class Registry:
         return model
 
     def _default(self, task: TaskKind) -> Model | None:
-        """The model named as the task's default, else the first one served that can do it or may turn out to."""
+        """The model named as the task's default, else the first one served that can do it or may turn out to. A
+        reranker can classify, but where there is a model with labels nobody means it."""
         for model in self._models.values():
             if task in model.default_for:
                 return model
+        reranker: Model | None = None
         unknown: Model | None = None
         for model in self._models.values():
             facts = model.runner.facts if model.runner is not None else model.facts
             if facts is not None and task in facts.tasks:
-                return model
+                if task != "classify" or "rerank" not in facts.tasks:
+                    return model
+                reranker = reranker or model
             if facts is None:
                 # Vectors of two models must never mix under one default, so embedding waits for what was named first.
                 if task == "embed":
                     return model
                 unknown = unknown or model
-        if unknown is not None:
-            return unknown
+        if found := reranker or unknown:
+            return found
         # Any embedder can rerank by its vectors; a model that was trained for it comes first.
         return self._default("embed") if task == "rerank" else None
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner
+from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner, TextCodec, Token
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import Batched, Chunk, Context, Generate, Result, TaskKind, kind_of
+
+T = TypeVar("T")
 
 
 class ByTask:
     """Runners under one name; the first one's facts are the model's, with everybody's tasks, and what the others alone
-    know: the context, the adapters, details."""
+    know: the context, the adapters, details. The tokenizer shown is that of the first one which shows any."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
@@ -46,6 +49,16 @@ class ByTask:
         if isinstance(runner, Checking):
             runner.check(task)
 
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        return await self._shown(
+            lambda codec: codec.tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+        )
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return await self._shown(lambda codec: codec.decode(ids, skip_special_tokens=skip_special_tokens))
+
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for runner in self._runners:
             if isinstance(runner, Breakable):
@@ -57,6 +70,15 @@ class ByTask:
     async def aclose(self) -> None:
         for runner in self._runners:
             await runner.aclose()
+
+    async def _shown(self, ask: Callable[[TextCodec], Awaitable[T]]) -> T:
+        for runner in self._runners:
+            if isinstance(runner, TextCodec):
+                try:
+                    return await ask(runner)
+                except Unsupported:  # it has the methods, and no tokenizer
+                    continue
+        raise Unsupported("this model does not show its tokenizer", param="model")
 
     def _for(self, task: TaskKind) -> Runner:
         try:

@@ -2,17 +2,51 @@
 
 One dense vector a text is compared by cosine; vectors of late interaction by MaxSim: over the query's vectors, the sum
 of each one's largest dot product with any of the document's (Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832).
+
+The vectors of late interaction are large (a bge-m3 document of 500 words has 3 MB) and many products: documents are
+embedded and compared in chunks, and what is more than a moment's work is done in a thread.
 """
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import partial
+from itertools import groupby
 from typing import cast
 
+import msgspec
 import numpy as np
 
+from shoal.core.limits import traffic_of
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.errors import Unsupported
+from shoal.core.threads import Threads
+from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError, Unsupported
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, Rerank, Scored, Vectors
+
+NUMBERS = 2**25
+"""float32 that a chunk's vectors may have, as its texts' lengths let one guess: 128 MiB."""
+
+CHARS_PER_TOKEN = 2
+"""A careful guess: prose has four, other scripts one or two."""
+
+WIDTH = 1024
+"""Of a model's vectors before the first is seen: bge-m3's. ColBERT's are narrower."""
+
+PIECE = 2**28
+"""Multiplications in one go: some milliseconds."""
+
+INLINE = 2**22
+"""Fewer are done on the loop: a hop to a thread costs as much."""
+
+NARROWEST = 64
+"""Vectors count as no narrower than that, because a product is a number whatever it costs: 4 million a piece."""
+
+PRODUCTS = PIECE // NARROWEST
+
+_NAMED = re.compile(r"input ([0-9]+): ")
 
 
 def can(facts: ModelFacts) -> bool:
@@ -20,30 +54,145 @@ def can(facts: ModelFacts) -> bool:
     return "embed" in facts.tasks and not {"dense", "multi"}.isdisjoint(facts.vectors)
 
 
-async def rerank(runner: Runner, task: Rerank, ctx: Context) -> Scored:
-    """Embed queries and documents, each distinct text once, and compare. There is nothing raw about these scores, so
-    `raw_scores` changes nothing. Raises as Runner.run does, and Unsupported for `max_document_tokens`."""
+async def rerank(
+    runner: Runner, task: Rerank, ctx: Context, *, threads: Threads, clock: Callable[[], float] = time.monotonic
+) -> Scored:
+    """Embed queries and documents, and compare. There is nothing raw about these scores, so `raw_scores` changes
+    nothing. Raises as Runner.run does, errors naming the inputs of this task; and Unsupported for
+    `max_document_tokens`."""
     if task.max_document_tokens is not None:
         raise Unsupported(
             "this model compares vectors and cuts each text at its own length: leave the limit of a document out",
             param="max_tokens_per_doc",
         )
-    kind = "multi" if "multi" in runner.facts.vectors else "dense"
-    queries = await _embedded(runner, task, ctx, task.queries, "query", kind)
-    documents = await _embedded(runner, task, ctx, task.documents, "document", kind)
-    lefts = queries.places * len(task.documents) if len(task.queries) == 1 else queries.places
-    pairs = list(zip(lefts, documents.places, strict=True))
-    if kind == "multi":
-        scores = [max_sim(queries.multi[left], documents.multi[right]) for left, right in pairs]
-    else:
-        left, right = (np.array(side) for side in zip(*pairs, strict=True))
-        scores = cosines(queries.dense[left], documents.dense[right]).tolist()
-    return Scored(
-        scores=np.asarray(scores, dtype=np.float32)[:, None],
-        tokens=[queries.tokens[left] + documents.tokens[right] for left, right in pairs],
-        truncated=queries.found.truncated + documents.found.truncated,
-        facts=_slower(queries.found.facts, documents.found.facts),
-    )
+    ranking = _Ranking(runner, task, ctx, threads, clock)
+    start = 0
+    while start < len(task.documents):
+        start = await ranking.chunk(start)
+    return ranking.scored()
+
+
+class _Ranking:
+    """One request, and what is known of it so far."""
+
+    def __init__(
+        self, runner: Runner, task: Rerank, ctx: Context, threads: Threads, clock: Callable[[], float]
+    ) -> None:
+        self._runner = runner
+        self._task = task
+        # Its chunks are small, and yet it stays what it is to others.
+        self._ctx = msgspec.structs.replace(ctx, traffic=traffic_of(task, ctx))
+        self._threads = threads
+        self._clock = clock
+        self._multi = "multi" in runner.facts.vectors
+        self._width = runner.facts.dimension or WIDTH
+        self._query: Embedded | None = None
+        self._scores: list[Array] = []
+        self._tokens: list[int] = []
+        self._truncated = 0
+        self._facts: list[BatchFacts] = []
+
+    async def chunk(self, start: int) -> int:
+        """Score the documents from `start`, as many as may be held; the next one's place."""
+        if len(self._task.queries) == 1:
+            if self._query is None:
+                self._query = await self._embedded(self._task.queries, "query", 0)
+            queries, stop = self._query, self._stop(start)
+        else:
+            stop = self._stop(start)
+            queries = await self._embedded(self._task.queries[start:stop], "query", start)
+        documents = await self._embedded(self._task.documents[start:stop], "document", start)
+        count = stop - start
+        repeated = count // len(queries.tokens)
+        tokens = queries.tokens * repeated
+        self._tokens += [one + other for one, other in zip(tokens, documents.tokens, strict=True)]
+        # A query that was cut was cut for each of its documents.
+        self._truncated += min(count, queries.truncated * repeated + documents.truncated)
+        for size, call in self._pieces(queries, documents, count):
+            if self._ctx.deadline <= self._clock():
+                raise DeadlineExceeded("the deadline passed before all was compared: send less or allow more time")
+            self._scores.append(call() if size <= INLINE else await self._threads.run(call))
+        return stop
+
+    def scored(self) -> Scored:
+        return Scored(
+            scores=np.concatenate(self._scores)[:, None],
+            tokens=self._tokens,
+            truncated=self._truncated,
+            facts=_together(self._facts),
+        )
+
+    def _stop(self, start: int) -> int:
+        """The end of the chunk that begins there: at least one document."""
+        task, left = self._task, NUMBERS
+        for place in range(start, len(task.documents)):
+            left -= self._numbers(task.documents[place])
+            if len(task.queries) > 1:
+                left -= self._numbers(task.queries[place])
+            if left < 0:
+                return max(place, start + 1)
+        return len(task.documents)
+
+    def _numbers(self, text: str) -> int:
+        if not self._multi:
+            return self._width
+        tokens = len(text) // CHARS_PER_TOKEN + 16
+        return self._width * min(tokens, self._runner.facts.max_input_tokens or tokens)
+
+    async def _embedded(self, texts: list[str], role: str, start: int) -> Embedded:
+        asked = Embed(
+            model=self._task.model,
+            inputs=[*texts],
+            input_type=role,
+            truncate=self._task.truncate,
+            truncation_direction=self._task.truncation_direction,
+            outputs=("multi",) if self._multi else ("dense",),
+        )
+        try:
+            found = cast(Embedded, await self._runner.run(asked, self._ctx))
+        except ShoalError as error:
+            raise self._placed(error, role, start, len(texts)) from None
+        self._facts.append(found.facts)
+        self._width = max(found.multi_vectors[0].shape[1] if self._multi else found.vectors.shape[1], 1)
+        return found
+
+    def _placed(self, error: ShoalError, role: str, start: int, count: int) -> ShoalError:
+        """It names a text of one side of a chunk: say which of the request's it is."""
+        named = _NAMED.match(error.message)
+        alone = count == 1 and isinstance(error, RequestError | InputRejected | NotFinite)
+        if named is None and (not alone or isinstance(error, Unsupported)):
+            return error
+        place = start + (int(named[1]) if named is not None else 0)
+        placed = copy(error)
+        placed.message = error.message[named.end() :] if named is not None else error.message
+        if role == "query":
+            placed.message = f"the query: {placed.message}"
+        placed.args = (placed.message,)
+        several = len(self._task.queries if role == "query" else self._task.documents) > 1
+        return placed.of_input(place) if several else placed
+
+    def _pieces(self, queries: Embedded, documents: Embedded, count: int) -> Iterator[tuple[int, Callable[[], Array]]]:
+        """(multiplications, what answers the scores) of the pairs, in their order."""
+        one = len(queries.tokens) == 1
+        if not self._multi:
+            step = max(1, PRODUCTS // self._width)
+            for start in range(0, count, step):
+                right = documents.vectors[start : start + step]
+                left = queries.vectors if one else queries.vectors[start : start + step]
+                yield right.size * NARROWEST, partial(cosines, np.broadcast_to(left, right.shape), right)
+            return
+        pairs = [
+            (queries.multi_vectors[0 if one else place], document)
+            for place, document in enumerate(documents.multi_vectors)
+        ]
+        start = size = 0
+        for place, (query, document) in enumerate(pairs):
+            more = query.shape[0] * document.shape[0] * max(query.shape[1], NARROWEST)
+            if size + more > PIECE and place > start:
+                yield size, partial(max_sims, pairs[start:place])
+                start, size = place, 0
+            size += more
+        yield size, partial(max_sims, pairs[start:])
 
 
 def cosines(left: Array, right: Array) -> Vectors:
@@ -55,37 +204,42 @@ def cosines(left: Array, right: Array) -> Vectors:
     return cosines
 
 
+def max_sims(pairs: Sequence[tuple[Array, Array]]) -> Vectors:
+    """MaxSim of pairs of vectors [q, d] and [l, d], float32 [pairs]; 0 where one side of a pair has none.
+
+    Pairs in a row that have the same query, the very same array, share its products."""
+    found = []
+    for _, group in groupby(pairs, key=lambda pair: id(pair[0])):
+        some = list(group)
+        found += _of_one(some[0][0], [document for _, document in some])
+    return np.array(found, dtype=np.float32)
+
+
 def max_sim(query: Array, document: Array) -> float:
     """MaxSim of vectors [q, d] and [l, d]; 0 where one side has none."""
-    if not query.size or not document.size:
-        return 0.0
-    return float((query @ document.T).max(axis=1).sum())
+    return float(max_sims([(query, document)])[0])
 
 
-class _Side:
-    """Distinct texts of one side, and where each text of the request is among them."""
+def _of_one(query: Array, documents: Sequence[Array]) -> list[float]:
+    scores = np.zeros(len(documents), dtype=np.float32)
+    there = [place for place, document in enumerate(documents) if document.size]
+    if there and query.size:
+        joined = np.concatenate([documents[place] for place in there])
+        starts = np.cumsum([0, *(documents[place].shape[0] for place in there[:-1])])
+        step = max(1, PRODUCTS // joined.shape[0])
+        for first in range(0, query.shape[0], step):
+            products = joined @ query[first : first + step].T
+            scores[there] += np.maximum.reduceat(products, starts, axis=0).sum(axis=1)
+    return scores.tolist()
 
-    def __init__(self, found: Embedded, places: list[int]) -> None:
-        self.found = found
-        self.places = places
-        self.dense = found.vectors
-        self.multi = found.multi_vectors
-        self.tokens = found.tokens
 
-
-async def _embedded(runner: Runner, task: Rerank, ctx: Context, texts: list[str], role: str, kind: str) -> _Side:
-    order = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    asked = Embed(
-        model=task.model,
-        inputs=list(order),
-        input_type=role,
-        truncate=task.truncate,
-        truncation_direction=task.truncation_direction,
-        outputs=("multi",) if kind == "multi" else ("dense",),
+def _together(facts: Sequence[BatchFacts]) -> BatchFacts:
+    """Of calls one after another: their times add up."""
+    return msgspec.structs.replace(
+        max(facts, key=lambda one: one.size),
+        batches=sum(one.batches for one in facts),
+        cached=sum(one.cached for one in facts),
+        queue_ms=sum(one.queue_ms for one in facts),
+        prepare_ms=sum(one.prepare_ms for one in facts),
+        infer_ms=sum(one.infer_ms for one in facts),
     )
-    found = cast(Embedded, await runner.run(asked, ctx))
-    return _Side(found, [order[text] for text in texts])
-
-
-def _slower(one: BatchFacts, other: BatchFacts) -> BatchFacts:
-    return max(one, other, key=lambda facts: facts.queue_ms + facts.infer_ms)

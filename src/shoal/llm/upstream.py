@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from shoal.backends._http_answer import Answer, refused_key, said
 from shoal.backends._http_client import Client
-from shoal.backends.openai.engine import UpstreamEngine
 from shoal.backends.openai.errors import lacks_model, lacks_route
 from shoal.backends.openai.replicas import Fleet, Replica
+from shoal.backends.openai.routes import Kind, Route, score_routes
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import ModelsWire, ModelWire
-from shoal.core.batched import BatchedRunner
-from shoal.core.batcher import Lane
-from shoal.core.probe import TEXTS, Probed, probe
-from shoal.core.protocols import Engine, ModelFacts, Pipeline, Runner
+from shoal.core.probe import TEXTS
+from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.routing import ByTask
-from shoal.errors import AddressError, BackendError, CapacityError, ConfigError, DeadlineExceeded, TransportFailed
+from shoal.errors import AddressError, CapacityError, ConfigError, DeadlineExceeded, TransportFailed
+from shoal.llm.upstream_lanes import (
+    PROBE_S,
+    MakeLane,
+    Servers,
+    Wanted,
+    counter_of,
+    open_embedder,
+    open_scorer,
+)
 from shoal.local import limits_of
 from shoal.models.address import Address, Served, check_name, parse_address
-from shoal.models.foreign import tokenizer_folder
-from shoal.models.sources import Access
-from shoal.models.store import Store
-from shoal.models.tokenizer_file import TOKENIZER
-from shoal.pipelines.strings import StringPipeline, StringSpec
-from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.settings import ModelTable, Settings
 from shoal.types import TaskKind
 
@@ -47,9 +47,6 @@ RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 ASK_S = 10.0
 """For a question that costs no token."""
 
-PROBE_S = 60.0
-"""For the first texts of a model, which its server may have to load."""
-
 DEFAULT_PATH = "/v1"
 """Of an address without one."""
 
@@ -59,29 +56,18 @@ BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 Note = Callable[[str], None]
 """Told what a model waits for, in words."""
 
-MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
-
 _NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One model to open: its replicas' addresses, each with the model's name there, and what the configuration says."""
-
-    name: str
-    source: str
-    addresses: Sequence[Address]
-    settings: Settings
-    table: ModelTable = field(default_factory=ModelTable)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the first server says of the model. `listed` None: it does not list its models, or not this one."""
+    """What the first server says of the model. `listed` None: it does not list its models, or not this one. `routes`:
+    those that may score."""
 
     number: int
     tasks: tuple[TaskKind, ...]
     listed: ModelWire | None
+    routes: Sequence[Route] = ()
 
 
 class _Waits(Exception):
@@ -94,6 +80,13 @@ class UpstreamModel(ByTask):
     def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
         super().__init__(runners)
         self._held = held
+
+    @property
+    def facts(self) -> ModelFacts:
+        """With the names of classes that are known by now."""
+        facts = super().facts
+        labels = next((runner.facts.labels for runner in self._runners if runner.facts.labels), ())
+        return facts if facts.labels == labels else replace(facts, labels=labels)
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -201,17 +194,39 @@ async def _asked(client: Client, model: str, table: ModelTable, number: int) -> 
     listed = _listed(answer) or []
     own = next((one for one in listed if one.id == model), None)
     if tasks := table.tasks or (own.able if own is not None else ()):
-        return _Found(number, tasks, own)
+        kinds = [kind for kind, does in _KINDS.items() if does in tasks or (kind == "classify" and "rerank" in tasks)]
+        routes, unsure = await score_routes(client, model, kinds, ASK_S)
+        if kinds and not routes:
+            _wait_for(unsure, client, "score")
+        return _Found(number, tasks, own, routes)
     embeds = await _embeds(client, model)
     generates = await _generates(client, model)
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
     tasks = tuple(task for task, told in answers.items() if told is True)
+    routes, unsure = ([], []) if tasks else await score_routes(client, model, tuple(_KINDS), ASK_S)
+    if routes:  # of many models behind one server, only texts tell which of them scores
+        tasks = ("rerank", "classify")
     for task, told in answers.items():
         if isinstance(told, Answer) and (why := _undecided(told, client, tasks)):
             raise _Waits(f"{why}, asked whether it can {task}{_SAYS if tasks else ''}")
     if tasks:
-        return _Found(number, tasks, own)
+        return _Found(number, tasks, own, routes)
+    if not any(isinstance(told, Answer) and refused_key(told, client.base) for told in answers.values()):
+        _wait_for(unsure, client, "score")
     raise ConfigError(_neither(client, model, generates, [one.id for one in listed]))
+
+
+_KINDS: dict[Kind, TaskKind] = {"score": "rerank", "rerank": "rerank", "classify": "classify"}
+"""Routes for scores, the best first, by what they are for."""
+
+
+def _wait_for(unsure: Sequence[Answer], client: Client, task: str) -> None:
+    """Raises _Waits where one of these answers may become another later."""
+    for answer in unsure:
+        key = refused_key(answer, client.base)
+        raise _Waits(
+            f"{key.message if key else f'it answers status {answer.status}{said(answer)}'}, asked whether it can {task}"
+        )
 
 
 _SAYS = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
@@ -235,8 +250,8 @@ def _neither(client: Client, model: str, told: Answer | bool, names: Sequence[st
     if names and model not in names:
         return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
     return (
-        f"{model} at {client.base} neither embeds nor chats{said(told)}: check the name and the path, and say what "
-        "it can do with `tasks` in its table of shoal.toml"
+        f"{model} at {client.base} neither embeds, scores nor chats{said(told)}: check the name and the path, and "
+        "say what it can do with `tasks` in its table of shoal.toml"
     )
 
 
@@ -270,15 +285,25 @@ def _listed(answer: Answer) -> list[ModelWire] | None:
 
 async def _runners(wanted: Wanted, clients: Sequence[Client], found: _Found, lane: MakeLane) -> list[Runner]:
     facts = _facts(wanted, found)
+    servers = Servers(wanted=wanted, clients=clients, number=found.number)
+    tasks = set(found.tasks)
     runners: list[Runner] = []
     async with AsyncExitStack() as opened:
-        if "embed" in found.tasks:
-            embedder = await _embedder(wanted, clients, found.number, facts, lane)
+        counter = None if tasks == {"generate"} else await asyncio.to_thread(counter_of, wanted.settings, wanted.table)
+        if "embed" in tasks:
+            embedder = await open_embedder(servers, facts, counter, lane)
             opened.push_async_callback(embedder.aclose)
             runners.append(embedder)
             facts = embedder.facts
-        if "generate" in found.tasks:
-            runners.append(_generator(wanted, clients, replace(facts, tasks=("generate",))))
+        if tasks & {"rerank", "classify"}:
+            labels = found.listed.classes if found.listed is not None else ()
+            scores = replace(facts, tasks=tuple(task for task in found.tasks if task in ("rerank", "classify")))
+            scorer = await open_scorer(servers, scores, counter, lane, routes=found.routes, labels=labels)
+            opened.push_async_callback(scorer.aclose)
+            runners.append(scorer)
+            facts = facts if "embed" in tasks else scorer.facts
+        if "generate" in tasks:
+            runners.append(_generator(wanted, clients, replace(facts, tasks=("generate",), labels=())))
         opened.pop_all()
     return runners
 
@@ -301,67 +326,6 @@ def _generator(wanted: Wanted, clients: Sequence[Client], facts: ModelFacts) -> 
     return UpstreamRunner(fleet, facts, options)
 
 
-async def _embedder(
-    wanted: Wanted, clients: Sequence[Client], number: int, facts: ModelFacts, lane: MakeLane
-) -> BatchedRunner:
-    """The lane of embeddings, with the replica of that number in service."""
-    counter = await asyncio.to_thread(_tokenizer, wanted)
-    provisional = StringPipeline(StringSpec(dimension=1), truncate=True)
-    reference: list[Probed] = []
-
-    async def admit(engine: UpstreamEngine) -> None:
-        probed = await probe(engine, provisional, time.monotonic() + PROBE_S)
-        reference[0].check(probed, engine.facts.name)
-
-    engines = [
-        UpstreamEngine(client, address.model, f"{wanted.name}-{at}", admit=admit, serving=at == number)
-        for at, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True))
-    ]
-    async with AsyncExitStack() as opened:
-        for engine in engines:
-            opened.push_async_callback(engine.aclose)
-        try:
-            reference.append(await probe(engines[number], provisional, time.monotonic() + PROBE_S))
-        except BackendError as error:
-            if isinstance(error, TransportFailed):
-                raise
-            raise ConfigError(f"{wanted.name} does not embed: {error.message}") from error
-        pipeline = _pipeline(wanted, reference[0], counter, counted=engines[number].counted)
-        facts = _with_vectors(wanted, facts, pipeline, reference[0])
-        for engine in engines:
-            engine.start()
-        runner = BatchedRunner(lane(pipeline, engines, facts), facts)
-        opened.pop_all()
-    return runner
-
-
-def _pipeline(wanted: Wanted, probed: Probed, counter: TextTokenizer | None, *, counted: bool) -> StringPipeline:
-    table = wanted.table
-    if table.dimension is not None and table.dimension != probed.dimension:
-        raise ConfigError(
-            f"{wanted.name} gives vectors of {probed.dimension} dimensions, and the configuration says "
-            f"{table.dimension}: correct it, or leave it out, since the model decides"
-        )
-    spec = StringSpec(
-        dimension=probed.dimension,
-        prompts=table.prompts,
-        default_prompt_name=table.default_prompt_name,
-        normalized=probed.unit,
-        max_tokens=table.max_tokens or 0,
-        token_count="token_count" if counted else "",
-    )
-    return StringPipeline(spec, truncate=wanted.settings.truncate, normalize=table.normalize, tokenizer=counter)
-
-
-def _tokenizer(wanted: Wanted) -> TextTokenizer | None:
-    """For counting alone; the server reads text."""
-    if wanted.table.tokenizer is None:
-        return None
-    settings = wanted.settings
-    access = Access(offline=settings.offline, hf_token=settings.hf_token)
-    return TextTokenizer(tokenizer_folder(wanted.table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
-
-
 def _facts(wanted: Wanted, found: _Found) -> ModelFacts:
     table = wanted.table
     listed = found.listed
@@ -374,7 +338,7 @@ def _facts(wanted: Wanted, found: _Found) -> ModelFacts:
         if "generate" in found.tasks
         else None,
         max_input_tokens=(table.max_tokens or (listed.longest_input if listed else None))
-        if "embed" in found.tasks
+        if set(found.tasks) - {"generate"}
         else None,
         adapters=tuple(sorted(table.adapters)) if "generate" in found.tasks else (),
         details={
@@ -385,17 +349,4 @@ def _facts(wanted: Wanted, found: _Found) -> ModelFacts:
     )
 
 
-def _with_vectors(wanted: Wanted, facts: ModelFacts, pipeline: StringPipeline, probed: Probed) -> ModelFacts:
-    spec = pipeline.spec
-    usage = "counted" if pipeline.tokenizer is not None else "reported" if spec.token_count else "estimated"
-    told = [facts.id, "openai", msgspec.to_builtins(spec)]
-    return replace(
-        facts,
-        tasks=("embed",),
-        dimension=probed.dimension,
-        prompts=dict(spec.prompts),
-        default_prompt_name=spec.default_prompt_name,
-        space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
-        verified=f"{len(TEXTS)} texts answered, all finite",
-        details={**facts.details, "usage": usage},
-    )
+__all__ = ["UpstreamModel", "Wanted", "client_of", "offered", "open_upstream", "served_name"]

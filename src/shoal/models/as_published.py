@@ -13,8 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.errors import ModelFileError
-from shoal.models.contract import read_contract
-from shoal.models.contract.json_file import read_json
+from shoal.models.contract import Contract, read_contract
+from shoal.models.contract.classifier import tells_segments
+from shoal.models.contract.json_file import read_object
 from shoal.models.contract.spec import text_spec
 from shoal.models.graphs.head import POOLED, TOKENS
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
@@ -23,7 +24,6 @@ from shoal.types import TextSpec
 SOURCE = "folder"
 """What a manifest calls the graph of such a model."""
 
-_CLASSIFIES = "ForSequenceClassification"
 _MAX_HEADER = 100_000_000
 _METADATA = "__metadata__"
 
@@ -34,28 +34,30 @@ class Folder(NamedTuple):
 
 
 def take_folder(folder: Path, target: Path) -> Folder:
-    """Write the tokenizer of the embedder in `folder` into `target`, and say what its outputs will mean.
+    """Write the tokenizer of the model in `folder` into `target`, and say what its outputs will mean.
 
-    Raises ModelFileError for files that say nothing of it, and for a model with a head of its own, whose meaning is
-    only known for architectures that Shoal builds.
+    Raises ModelFileError for files that do not say it.
     """
-    contract = read_contract(folder, elsewhere=True)
-    name = contract.file("config.json")
-    config = read_json(folder, name)
-    named = config.get("architectures") if isinstance(config, dict) else None
-    if any(str(each).endswith(_CLASSIFIES) for each in named or []):
-        raise ModelFileError(
-            "a classifier of an architecture that Shoal does not build needs an onnx/model.onnx; install the 'convert' "
-            "extra, or use a repository that ships one",
-            file=name,
-            key="architectures",
-        )
-    if not contract.dimension or not contract.max_tokens:
-        raise ModelFileError("does not say how wide its vectors are, or how long a text may be", file=name)
+    contract = read_contract(folder, foreign=True)
     write_tokenizer(folder, contract, target / TOKENIZER)
-    inputs = ["input_ids", "attention_mask"] + ([] if contract.pooling.include_prompt else ["pooling_mask"])
-    spec = text_spec(contract, tokenizer=TOKENIZER, inputs=inputs, pooled=POOLED, tokens=TOKENS)
+    spec = text_spec(
+        contract,
+        tokenizer=TOKENIZER,
+        inputs=_inputs(folder, contract),
+        pooled=POOLED,
+        tokens=TOKENS if contract.dimension else "",
+    )
     return Folder(spec, sum(map(_parameters, (folder / contract.encoder_path).glob("model*.safetensors"))))
+
+
+def _inputs(folder: Path, contract: Contract) -> list[str]:
+    inputs = ["input_ids", "attention_mask"]
+    if contract.classifier is not None:
+        config = read_object(folder, contract.file("config.json"))
+        types = config.integer("type_vocab_size", 0) if config is not None else 0
+        prefix = f"{contract.encoder_path}/" if contract.encoder_path else ""
+        return inputs + (["token_type_ids"] if types > 1 and tells_segments(folder, prefix) else [])
+    return inputs + ([] if contract.pooling.include_prompt else ["pooling_mask"])
 
 
 def _parameters(file: Path) -> int:

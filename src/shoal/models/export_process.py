@@ -16,18 +16,19 @@ import msgspec
 import numpy as np
 
 from shoal.errors import ModelFileError, ShoalError, VerificationFailed
-from shoal.models.contract.json_file import read_json
+from shoal.models.contract.classifier import ARCHITECTURE, is_cross_encoder, tells_segments
+from shoal.models.contract.entries import MODULES
+from shoal.models.contract.json_file import JsonFile, read_json, read_object
+from shoal.models.contract.sparse import plain_splade
 from shoal.models.export import Exported, Kind, Line
 from shoal.models.manifest import is_inside
+from shoal.models.sources.select import choose, is_pickle, is_pickle_index, module_folders
 from shoal.models.verify import min_cosine
 
 GRAPH = "onnx/model.onnx"
 OPSET = 20
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
-LINEAR = ("sparse_linear", "colbert_linear")
-"""Heads of bge-m3, each a torch.nn.Linear's state in a `.pt`."""
-
 MIN_COSINE = 0.9999
 MAX_DIFFERENCE = 1e-3
 """Of the largest value: both compute in float32, in another order."""
@@ -35,8 +36,6 @@ MAX_DIFFERENCE = 1e-3
 INLINE_BYTES = 1_800_000_000
 SHAPES = ((1, 1), (2, 7), (3, 33))
 """Batches that are compared; all but the first row are padded. The graph was traced with another one."""
-
-_SMALL = (".json", ".txt", ".model", ".jinja", ".safetensors")
 
 
 def main() -> None:
@@ -98,54 +97,61 @@ def _run(folder: Path, into: Path, wanted: bool, tell: Any) -> Exported:
 
 def encoder_path(folder: Path) -> str:
     """The folder of config.json inside a model's folder, as its modules.json says. Raises ModelFileError."""
-    listed = read_json(folder, "modules.json")
+    listed = read_json(folder, MODULES)
     first = listed[0] if isinstance(listed, list) and listed else None
     path = first.get("path") if isinstance(first, dict) else None
     path = path.rstrip("/") if isinstance(path, str) else ""
     if path and not is_inside(path):
-        raise ModelFileError(f"{path!r} leaves the model's folder", file="modules.json", key="[0].path")
+        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key="[0].path")
     return path
 
 
 def kind_of(folder: Path) -> Kind:
     """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
-    listed = read_json(folder, "modules.json")
+    listed = read_json(folder, MODULES)
     kinds = {str(entry.get("type")).rpartition(".")[2] for entry in listed or [] if isinstance(entry, dict)}
     if kinds & {"SpladePooling", "MLMTransformer"}:
         return "masked"
     path = encoder_path(folder)
-    config = read_json(folder, f"{path}/config.json" if path else "config.json")
-    named = config.get("architectures") if isinstance(config, dict) else None
-    if any(str(name).endswith("ForSequenceClassification") for name in named or []):
+    config = read_object(folder, f"{path}/config.json" if path else "config.json") or JsonFile("config.json", {})
+    if listed is None and plain_splade(folder, config) is not None:
+        return "masked"
+    # A classifier that became an embedder keeps its name in config.json; its modules say what it is now.
+    scores = listed is None or is_cross_encoder(folder)
+    named = config.data.get("architectures")
+    if scores and any(str(name).endswith(ARCHITECTURE) for name in named or []):
         return "classifier"
     return "encoder"
 
 
 def _take_over(folder: Path, into: Path) -> list[str]:
-    """Everything but code, graphs and pickles, which are turned into safetensors; answers the files of these."""
+    """The model's own files but graphs and pickles, which are turned into safetensors; answers the files of these."""
     converted = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") for part in name.parts):
-            continue
-        target = into / name
-        if path.name.endswith(_SMALL):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(path, target)
-        elif path.name == PICKLE and not (path.parent / WEIGHTS).is_file():
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    modules = folder / MODULES
+    folders = module_folders(modules.read_bytes()) if modules.is_file() else []
+    for name in choose(names, folders, pickles=True):
+        path, target = folder / name, into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_pickle_index(name):
+            converted.extend(_turn_shards(path, target.parent, into))
+        elif path.name == PICKLE:
             converted.append(_turn(path, target.with_name(WEIGHTS), into))
-        elif path.suffix == ".pt" and path.stem in LINEAR:
+        elif path.suffix == ".pt":
             converted.append(_turn(path, target.with_suffix(".safetensors"), into))
-    for index in sorted(folder.rglob(f"{PICKLE}.index.json")):
-        if not any(index.parent.glob("model*.safetensors")):
-            converted.extend(_turn_shards(index, into / index.parent.relative_to(folder), into))
+        elif not is_pickle(name) and not _is_graph(name):
+            _copy(path, target)
     return converted
+
+
+def _is_graph(name: str) -> bool:
+    return "model.onnx" in name or "_attr__value" in name
 
 
 def _copy(path: Path, target: Path) -> None:
     """By a second name of the same file where the disk allows that: neither is ever written again."""
     try:
-        os.link(path, target)
+        os.link(path.resolve(), target)
     except OSError:
         shutil.copyfile(path, target)
 
@@ -171,22 +177,23 @@ def _turn(path: Path, target: Path, into: Path) -> str:
     return target.relative_to(into).as_posix()
 
 
-def _turn_shards(index: Path, target: Path, into: Path) -> list[str]:
+def _turn_shards(pickled: Path, target: Path, into: Path) -> list[str]:
     """Shards named by an index, each as one of the same number, with an index that names these."""
-    listed = read_json(index.parent, index.name)
+    listed = read_json(pickled.parent, pickled.name)
     places = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
-        raise ModelFileError("names no shards; fetch the model again", file=index.name, key="weight_map")
+        raise ModelFileError("names no shards; fetch the model again", file=pickled.name, key="weight_map")
     shards = sorted(set(places.values()))
     renamed = {}
     for number, shard in enumerate(shards, 1):
-        if not is_inside(shard) or not (index.parent / shard).is_file():
-            raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=index.name)
+        if not is_inside(shard) or not (pickled.parent / shard).is_file():
+            raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=pickled.name)
         renamed[shard] = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-    made = [_turn(index.parent / shard, target / new, into) for shard, new in renamed.items()]
+    made = [_turn(pickled.parent / shard, target / new, into) for shard, new in renamed.items()]
     named = {"metadata": {}, "weight_map": {tensor: renamed[shard] for tensor, shard in places.items()}}
-    (target / f"{WEIGHTS}.index.json").write_text(json.dumps(named))
-    return made
+    index = target / f"{WEIGHTS}.index.json"
+    index.write_text(json.dumps(named))
+    return [*made, index.relative_to(into).as_posix()]
 
 
 def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
@@ -221,8 +228,8 @@ def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
         )
     model.config.use_cache = False
     inputs = ["input_ids", "attention_mask"]
-    segments = getattr(config, "type_vocab_size", 0) or 0
-    if kind == "classifier" and segments > 1 and "token_type_ids" in inspect.signature(model.forward).parameters:
+    segments = (getattr(config, "type_vocab_size", 0) or 0) > 1 and tells_segments(folder, "")
+    if kind == "classifier" and segments and "token_type_ids" in inspect.signature(model.forward).parameters:
         inputs.append("token_type_ids")
     return model.eval(), tuple(inputs)
 

@@ -18,7 +18,7 @@ NOTES = "notes.json"
 """What engines found out about a model on this machine; worth keeping, and no part of the model."""
 
 FORMAT = 1
-CONVERTER = 2
+CONVERTER = 3
 """Raised whenever the conversion makes something else of the same files: what older ones made is then made anew."""
 
 
@@ -59,12 +59,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
-    Version `converter` of the conversion made `graph`; `graph_source` is "built" or "shipped", `conversion` says more
-    of it in words. A model that embeds or scores has `text`, a language model `generation`, and its `graph` is the
-    author's own. `verification` None: not compared with a second path yet. `created`: unix seconds. `weights`: SHA-256
-    of the weights as published, by path at the source: they say which model this is. `files`: all but manifest and
-    notes. Paths (`graph`, those in specs and `files`) are relative to the model's folder, but for a graph that is used
-    in place.
+    Version `converter` of the conversion made `graph`; `graph_source` is "built", "shipped", "exported" (by PyTorch) or
+    "folder" (an engine runs the model's own files), `conversion` says more of it in words. A model that embeds or
+    scores has `text`, a language model `generation`, and its `graph` is the author's own. `verification` None: not
+    compared with a second path yet. `created`: unix seconds. `weights`: SHA-256 of the weights as published, by path at
+    the source: they say which model this is. `files`: all but manifest and notes. Paths (`graph`, those in specs and
+    `files`) are relative to the model's folder, but for a graph that is used in place.
     """
 
     format: int = FORMAT

@@ -18,17 +18,17 @@ from shoal.models import as_published
 from shoal.models.address import Address, parse_address
 from shoal.models.generative import graph_of, is_causal, take
 from shoal.models.manifest import CONVERTER, GenerationSpec, Manifest, Verdict, measure
+from shoal.models.pickles import Export, without_pickles
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import is_weights
+from shoal.models.sources.select import CONVERT, is_pickle, is_weights
 from shoal.models.store import Store, Stored
 from shoal.types import TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
-    from shoal.models.export import Exported
     from shoal.models.verify import Run
 
 SOURCE = "source"
@@ -36,14 +36,12 @@ SOURCE = "source"
 OpenGraph: TypeAlias = "Callable[[Path], Run]"
 """Opens a graph's file on an engine, in f32, to be run a few times."""
 
-Export: TypeAlias = "Callable[[Path, Path, Callable[[str, float], None], Stop], Exported]"
-"""Makes an empty folder the model of another one, with a graph: `export.export` with its bounds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What may be done with an architecture that Shoal has no graph for: `export` it, or, where the engine runs a
-    model's own `folders`, leave it as it is."""
+    """What may be done with what Shoal cannot read itself. Weights that are pickles, and architectures that it has no
+    graph for: `export` them. An architecture may also be left as it is, where the engine runs a model's own `folders`.
+    """
 
     export: Export | None = None
     folders: bool = False
@@ -85,6 +83,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
             if fetched is None:
                 fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
             steps = _Steps(progress, stop)
+            fetched = without_pickles(fetched, partial, ways.export, steps, stop)
             made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps, ways)
             stop.check()
             return store.commit(partial, address, _describe(address, fetched, partial, made))
@@ -129,7 +128,7 @@ def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
         for name, facts in stored.manifest.files.items()
         if name.startswith(prefix)
     }
-    return Fetched(into, parse_address(stored.manifest.source), hashes)
+    return Fetched(into, parse_address(stored.manifest.source), hashes, stored.manifest.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +178,13 @@ def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: 
         if ways.folders:
             return _published(folder, target)
         if ways.export is None:
-            raise
-        steps.note(f"{error.message}; it is exported by PyTorch")
+            where = f"{error.file}: {error.key}: " if error.key else f"{error.file}: "
+            raise ModelFileError(
+                f"{error.message.removeprefix(where)}, or {CONVERT}", file=error.file, key=error.key
+            ) from None
+        steps.note("Shoal has no graph for this architecture: PyTorch exports it, which may take minutes")
     with tempfile.TemporaryDirectory(dir=target, prefix=".export-") as place:
-        found = ways.export(folder, Path(place), steps, steps.stop)
+        found = ways.export(folder, Path(place), steps, steps.stop, graph=True)
         converted, verdict = _convert(Path(place), target, engine, steps)
     text = f"exported by PyTorch ({found.verification})"
     return _of(msgspec.structs.replace(converted, text=text), verdict, source="exported")
@@ -195,13 +197,14 @@ def _is_foreign(folder: Path) -> bool:
     from shoal.models.contract.json_file import read_object
 
     try:
-        contract = read_contract(folder, elsewhere=True)
+        contract = read_contract(folder, foreign=True)
         config = read_object(folder, contract.file("config.json"))
     except ModelFileError:
         return False
     if config is None or "auto_map" in config or "quantization_config" in config:
         return False
-    return contract.encoder is None and shipped_graph(folder, contract.encoder_path) is None
+    unknown = contract.encoder is None and contract.table is None
+    return unknown and shipped_graph(folder, contract.encoder_path) is None
 
 
 def _published(folder: Path, target: Path) -> _Made:
@@ -250,6 +253,7 @@ def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> 
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
+    pickled = any(map(is_pickle, fetched.published))
     return Manifest(
         id=address.id,
         address=str(address),
@@ -258,12 +262,13 @@ def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> 
         converter=CONVERTER,
         graph=made.graph,
         graph_source=made.source,
-        conversion=made.conversion,
+        conversion=made.conversion + ("; PyTorch turned its pickles into safetensors" if pickled else ""),
         parameters=made.parameters,
         text=made.text,
         generation=made.generation,
         verification=made.verdict,
         created=int(time.time()),
-        weights={name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
+        weights=fetched.published
+        or {name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
         files=files,
     )

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ModelFileError
 from shoal.models.contract import Contract
-from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.json_file import JsonFile, is_there, read_lines, read_object
+from shoal.models.contract.lengths import Length
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
+_PROBES = ("", "a", "1", "the")
 _WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
 _BYTE_LEVEL = ("RobertaTokenizer",)
 _CLASS_OF = {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "mpnet": "MPNetTokenizer"}
@@ -40,7 +42,7 @@ def write_tokenizer(folder: Path, contract: Contract, target: Path) -> None:
         target.write_bytes(_encode(stored.data) if changed else (folder / source).read_bytes())
     else:
         target.write_text(_build(folder, contract, kind, config).to_str(pretty=False), encoding="utf-8")
-    _check(target, source, contract)
+    _check(folder, target, source, contract)
 
 
 def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
@@ -83,9 +85,9 @@ def _bert_normalizer(config: JsonFile) -> dict[str, Any]:
 
 def _build(folder: Path, contract: Contract, kind: str, config: JsonFile) -> Tokenizer:
     vocabulary, merges = contract.file("vocab.txt"), contract.file("merges.txt")
-    if kind in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer") and (folder / vocabulary).is_file():
+    if kind in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer") and is_there(folder, vocabulary):
         return _wordpiece(folder, vocabulary, config)
-    if kind == "RobertaTokenizer" and (folder / merges).is_file():
+    if kind == "RobertaTokenizer" and is_there(folder, merges):
         return _byte_level(folder, contract.file("vocab.json"), merges, config)
     raise ModelFileError(
         "is missing and cannot be built exactly from the files there are; "
@@ -97,8 +99,7 @@ def _build(folder: Path, contract: Contract, kind: str, config: JsonFile) -> Tok
 def _wordpiece(folder: Path, name: str, config: JsonFile) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    words = (folder / name).read_text(encoding="utf-8").splitlines()
-    vocabulary = {word.rstrip("\n"): index for index, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(read_lines(folder, name))}
     special = {key: _token(config, f"{key}_token", f"[{key.upper()}]") for key in ("unk", "sep", "pad", "cls", "mask")}
     settings = _bert_normalizer(config)
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk"]))
@@ -121,17 +122,22 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
     vocabulary = read_object(folder, name)
     if vocabulary is None:
         raise ModelFileError(f"is missing, but {merges} is there; fetch the model again", file=name)
-    lines = (folder / merges).read_text(encoding="utf-8").splitlines()
-    pairs = [tuple(line.split(" ", 1)) for line in lines if line and not line.startswith("#version")]
+    lines = [line for line in read_lines(folder, merges) if line and not line.startswith("#version")]
+    pairs = [tuple(line.split(" ", 1)) for line in lines]
+    if odd := next((line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2), None):
+        raise ModelFileError(f"must have two tokens in each line, not {odd[:80]!r}; fetch the model again", file=merges)
     defaults = {"cls": "<s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
     special = {key: _token(config, f"{key}_token", value) for key, value in defaults.items()}
-    model = models.BPE(
-        vocab=vocabulary.data,
-        merges=pairs,  # type: ignore[arg-type]
-        continuing_subword_prefix="",
-        end_of_word_suffix="",
-        fuse_unk=False,
-    )
+    try:
+        model = models.BPE(
+            vocab=vocabulary.data,
+            merges=pairs,  # type: ignore[arg-type]
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
+        )
+    except Exception as error:  # the library raises all kinds, for ids that are none and merges of no token
+        raise ModelFileError(f"and {merges} are no vocabulary ({error}); fetch the model again", file=name) from None
     spaced = config.boolean("add_prefix_space", False)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
@@ -166,7 +172,7 @@ def _add_special(tokenizer: Tokenizer, special: dict[str, str], name: str) -> No
     )
 
 
-def _check(target: Path, source: str, contract: Contract) -> None:
+def _check(folder: Path, target: Path, source: str, contract: Contract) -> None:
     from tokenizers import Tokenizer
 
     try:
@@ -177,6 +183,68 @@ def _check(target: Path, source: str, contract: Contract) -> None:
     largest = max(tokenizer.get_vocab(with_added_tokens=contract.table is not None).values(), default=0)
     if size is not None and largest >= size:
         raise ModelFileError(f"has token id {largest}, but the model's table ends at {size - 1}", file=source)
+    if contract.table is None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        _check_frame(tokenizer, source, contract.vocab_size, _segments(folder, contract), contract)
+        _check_room(tokenizer, contract)
+
+
+def _segments(folder: Path, contract: Contract) -> int:
+    """How many segments the model tells apart, 0 where it is not told any."""
+    if contract.classifier is None:
+        return 0
+    if contract.encoder is not None:
+        return contract.encoder.token_types if contract.classifier.segments else 0
+    config = read_object(folder, contract.file("config.json"))
+    types = config.integer("type_vocab_size", 0) if config else 0
+    return types if types > 1 else 0
+
+
+def _check_frame(tokenizer: Tokenizer, source: str, size: int, segments: int, contract: Contract) -> None:
+    """Raise ModelFileError where what stands around texts is not in the model's tables (0: of unknown size)."""
+    probes = [*_PROBES, *zip(_PROBES, reversed(_PROBES), strict=True)] if contract.classifier else [*_PROBES]
+    for probe in probes:
+        try:
+            read = tokenizer.encode_batch([probe])[0]
+        except Exception:  # bare Exception: a tokenizer without an unknown token fails on words that it does not know
+            continue
+        largest, segment = max(read.ids, default=0), max(read.type_ids, default=0)
+        if size and largest >= size:
+            raise ModelFileError(
+                f"puts token id {largest} around texts, but the model's table ends at {size - 1}",
+                file=source,
+                key="post_processor",
+            )
+        if segments and segment >= segments:
+            raise ModelFileError(
+                f"gives the segment id {segment}, but the model tells {segments} apart",
+                file=source,
+                key="post_processor",
+            )
+
+
+def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
+    """Raise ModelFileError where the special tokens leave no room for one token of each text."""
+    one, two = (tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
+    limit = Length(contract.max_tokens, *contract.max_tokens_at)
+    needs = [(limit, one + 1)]
+    if contract.classifier is not None:
+        needs.append((limit, two + 2))
+    if contract.late is not None:
+        spec = contract.late.spec
+        sides = (
+            (contract.late.query_length, spec.query_marker),
+            (contract.late.document_length, spec.document_marker),
+        )
+        needs += [(length or limit, one + 1 + (marker is not None)) for length, marker in sides]
+    for length, need in needs:
+        if length.tokens < need:
+            raise ModelFileError(
+                f"{length.tokens} tokens leave no room for a text between its special tokens: at least {need} are needed",
+                file=length.file,
+                key=length.key,
+            )
 
 
 def _encode(data: dict[str, Any]) -> bytes:

@@ -263,7 +263,7 @@ def parity_of(
     `engine` names the engine with its version and threads; `open_graph` opens a file on it, "f32" or as the variant.
     Raises VerificationFailed when the variant may not serve, and what `open_graph` raises. Blocks for seconds.
     """
-    note, key = f"variant_{variant}", key_of(engine, stored, samples)
+    note, key = _note(variant), key_of(engine, stored, samples)
     kept = _kept(store.notes(stored).get(note))
     if kept is None or kept.key != key:
         path = variant_path(stored, variant)
@@ -272,6 +272,19 @@ def parity_of(
         kept = msgspec.structs.replace(found, bytes=size_of(path))
         store.note(stored, note, msgspec.to_builtins(kept))
     return require(kept, variant)
+
+
+def made_of(stored: Stored, store: Store) -> list[tuple[Variant, int, Parity | None]]:
+    """The variants that lie beside a stored graph, with their bytes and the parity that was measured last."""
+    notes = store.notes(stored)
+    paths = {variant: variant_path(stored, variant) for variant in VARIANTS}
+    return [
+        (variant, size_of(path), _kept(notes.get(_note(variant)))) for variant, path in paths.items() if path.is_file()
+    ]
+
+
+def _note(variant: Variant) -> str:
+    return f"variant_{variant}"
 
 
 def _kept(note: object) -> Parity | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from shoal.core.protocols import Prepared
+from shoal.core.protocols import Counted, Prepared, Row
 from shoal.errors import InvalidValue, ShoalError, Unsupported
 from shoal.pipelines.tokenizer import too_long
 from shoal.types import Array, Batched, Direction
@@ -21,6 +21,8 @@ Passes: TypeAlias = frozenset[str]
 """Options that a server honours itself, by the names of the tasks' fields. They are told to it as the parameters of a
 call (`Prepared.params`), so that items with others are in calls of their own; what stands at its neutral value is
 left out, except `truncate`, `normalize` and `raw_scores`, for which servers have defaults of their own."""
+
+R = TypeVar("R", bound=Row | ShoalError)
 
 
 class Count(NamedTuple):
@@ -109,6 +111,14 @@ def objects(values: Sequence[object]) -> Array:
 def joined(batch: Sequence[Prepared], name: str) -> Array:
     """[rows] of what each item has under that name: [1]."""
     return objects([item.tensors[name][0] for item in batch])
+
+
+def counted(rows: Sequence[R], tokens: Array) -> list[R | Counted]:
+    """Rows with the server's count of each, [rows, 1] or longer; what failed stays as it is."""
+    counts = tokens[: len(rows)].reshape(len(rows), -1)[:, 0].tolist()
+    return [
+        row if isinstance(row, ShoalError) else Counted(row, int(read)) for row, read in zip(rows, counts, strict=True)
+    ]
 
 
 _ALL = 2**31

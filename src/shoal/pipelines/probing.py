@@ -9,20 +9,38 @@ from tokenizers import Encoding, Tokenizer
 from shoal.errors import ModelFileError
 
 
+_WORDS = ("a", "1", "the")
+_PROBES = (*_WORDS, *(f"{word} {word}" for word in _WORDS))
+"""Also of two words: where all are unknown they are one token, and only their number tells texts apart."""
+
+
 def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text, found by tokenising one with and without them."""
-    for probe in ("a", "1", "the"):
+    """The special tokens before and after a text, found by tokenising texts with and without them. Raises
+    ModelFileError where they do not stand around every text, or are not the same around each."""
+    found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    seen: set[tuple[int, ...]] = set()
+    for probe in _PROBES:
         try:
             framed: Encoding = raw.encode_batch_fast([probe])[0]
             bare = raw.encode_batch_fast([probe], add_special_tokens=False)[0].ids
         except Exception:  # plain Exception again: without an unknown token the library fails on unknown words
             continue
-        for start in range(len(framed.ids) - len(bare) + 1) if bare else ():
-            if framed.ids[start : start + len(bare)] == bare:
-                if any(framed.type_ids):
-                    raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
-                return framed.ids[:start], framed.ids[start + len(bare) :]
+        if bare:
+            found.add(_around(framed, bare, file))
+            seen.add(tuple(bare))
+    if len(found) == 1 and len(seen) > 1:
+        before, after = found.pop()
+        return list(before), list(after)
     raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
+
+
+def _around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    for start in range(len(framed.ids) - len(bare) + 1):
+        if framed.ids[start : start + len(bare)] == bare:
+            if any(framed.type_ids):
+                raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
+            return tuple(framed.ids[:start]), tuple(framed.ids[start + len(bare) :])
+    raise ModelFileError("it does not leave a text whole", file=file, key="post_processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +75,33 @@ class PairFrame:
         ]
 
 
-_PROBES = (("a", "b"), ("1", "2"), ("the", "fox"))
+_PAIRS = (
+    *(("a", "b"), ("1", "2"), ("the", "fox")),
+    *((f"{word} {word}", word) for word in _WORDS),
+    *((word, f"{word} {word}") for word in _WORDS),
+)
+"""Of unlike texts, and of texts of unlike length."""
 
 
 def pair_frame(raw: Tokenizer, file: str) -> PairFrame:
-    """How two texts are framed, found by tokenising a pair with and without special tokens. Raises ModelFileError where
-    the second text does not follow the first, or the tokens of a text have more than one segment id."""
-    for probe in _PROBES:
+    """How two texts are framed, found by tokenising pairs with and without special tokens. Raises ModelFileError where
+    the second text does not follow the first, each once, where the tokens of a text have more than one segment id, and
+    where not all pairs are framed alike."""
+    found: set[PairFrame | None] = set()
+    seen: tuple[set[tuple[int, ...]], set[tuple[int, ...]]] = (set(), set())
+    for probe in _PAIRS:
         try:
             framed: Encoding = raw.encode_batch([probe])[0]  # the fast one has other segment ids
-            first, second = (e.ids for e in raw.encode_batch_fast(list(probe), add_special_tokens=False))
+            bare = [e.ids for e in raw.encode_batch_fast(list(probe), add_special_tokens=False)]
         except Exception:  # as in frame: without an unknown token the library fails on unknown words
             continue
-        if first and second and (found := _parted(framed, first, second)):
-            return found
+        if all(bare):
+            found.add(_parted(framed, *bare))
+            for texts, ids in zip(seen, bare, strict=True):
+                texts.add(tuple(ids))
+    only = found.pop() if len(found) == 1 else None
+    if only is not None and all(len(texts) > 1 for texts in seen):
+        return only
     raise ModelFileError(
         "it does not put the second of two texts after the first, each whole and in a segment of its own",
         file=file,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Tensors
 from shoal.errors import ShoalError, Unsupported
 from shoal.pipelines.jobs import Entry, Text, in_order
 from shoal.pipelines.pairing import PairTokenizer, Reading
 from shoal.pipelines.pairs import check_document_limit, no_ids
-from shoal.pipelines.passing import PAIR, TEXT, Count, Cutting, Passes, joined, objects, utf8_size, weighed
+from shoal.pipelines.passing import PAIR, TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
 from shoal.types import Activation, Array, Batched, Direction, Embed, Item, Rerank
@@ -21,16 +21,19 @@ from shoal.types import Activation, Array, Batched, Direction, Embed, Item, Rera
 class StringPairSpec:
     """What is known of a model that reads pairs of texts.
 
-    `output` names its scores, float32 [rows, labels]. `raw`: those are logits, and `activation` is put over them here;
-    otherwise they are final, and raw ones can be had only where it `passes` "raw_scores". `max_tokens`: where it cuts a
-    text or a pair, as counted by the tokenizer that the pipeline is given; 0: not known. `passes`: what it does itself
-    when it is told, of "truncate", "truncation_direction", "raw_scores" and "max_document_tokens".
+    `output` names its scores, float32 [rows, labels], `token_count` its count of the tokens read ("": it gives none).
+    `one_query`: a call holds pairs of one first text alone. `raw`: its scores are logits, and `activation` is put over
+    them here; otherwise they are final, and raw ones can be had only where it `passes` "raw_scores". `max_tokens`:
+    where it cuts a text or a pair, as counted by the tokenizer that the pipeline is given; 0: not known. `passes`: what
+    it does itself when it is told, of "truncate", "truncation_direction", "raw_scores" and "max_document_tokens".
     """
 
     labels: tuple[str, ...]
     activation: Activation
     max_tokens: int = 0
     output: str = "scores"
+    token_count: str = ""
+    one_query: bool = False
     raw: bool = False
     passes: Passes = frozenset()
 
@@ -57,6 +60,7 @@ class StringPairPipeline:
         self.truncate = truncate
         self.tokenizer = tokenizer
         limit = spec.max_tokens if tokenizer is not None else 0
+        self._told = spec.token_count if tokenizer is None else ""
         self._cutting = Cutting(spec.passes, limit=limit, default=truncate)
         self._pairs = None
         if tokenizer is not None:
@@ -88,9 +92,10 @@ class StringPairPipeline:
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return {TEXT: joined(batch, TEXT), PAIR: joined(batch, PAIR)}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Array | Counted | ShoalError]:
         scores = outputs[self.spec.output][: len(batch)].reshape(len(batch), -1)
-        return score_rows(scores, self.spec.activation, [item.extra for item in batch])
+        rows = score_rows(scores, self.spec.activation, [item.extra for item in batch])
+        return counted(rows, outputs[self._told]) if self._told else rows
 
     def _asked(self, task: Batched) -> _Asked | ShoalError:
         assert not isinstance(task, Embed)
@@ -140,15 +145,16 @@ class StringPairPipeline:
             if error is not None:
                 return error
         cost, tokens = weighed(size + other, count, self._cutting)
-        group = tuple(asked.params.items())
+        told = tuple(asked.params.items())
+        group = (told, first) if self.spec.one_query and second is not None else told
         return Prepared(
             tensors={TEXT: objects([first]), PAIR: objects([second])},
             cost=cost,
             group=group,
-            outputs=(self.spec.output,),
+            outputs=(self.spec.output, self._told) if self._told else (self.spec.output,),
             tokens=tokens,
             truncated=truncated,
-            key=(first, second, group, asked.raw),
+            key=(first, second, told, asked.raw),
             extra=asked.raw,
             params=asked.params,
         )

@@ -13,7 +13,7 @@ from shoal.errors import EmptyInput, InvalidValue, ShoalError
 from shoal.pipelines import prompts
 from shoal.pipelines.jobs import Entry, Text, in_order
 from shoal.pipelines.outputs import PLAIN, check_kinds, finite
-from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, joined, objects, utf8_size, weighed
+from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
 from shoal.types import Array, Batched, Direction, Embed, Item, SparseVector, VectorKind
@@ -34,7 +34,7 @@ class StringSpec:
     gives none). `passes`: what it does itself when it is told, of "truncate", "truncation_direction", "prompt_name",
     "input_type", "normalize" and "dimensions"; a server that takes the names of prompts is told the name, and Shoal
     puts nothing before a text. `nim`: it passes NIM_PASSES, and is told them in NVIDIA NIM's words. `ids`: it takes
-    token ids, a list of int in the place of a text.
+    token ids, a list of int in the place of a text, in calls of their own.
     """
 
     dimension: int
@@ -137,13 +137,7 @@ class StringPipeline:
             dense = shape_rows(vectors, [item.extra.shape for item in batch])
         rows: list[Row | ShoalError]
         rows = [*dense] if kinds == PLAIN else [self._set(outputs, place, kinds, dense) for place in range(count)]
-        if not self._told:
-            return [*rows]
-        tokens = outputs[self._told][:count].reshape(count, -1)[:, 0].tolist()
-        return [
-            row if isinstance(row, ShoalError) else Counted(row, int(read))
-            for row, read in zip(rows, tokens, strict=True)
-        ]
+        return [*counted(rows, outputs[self._told])] if self._told else [*rows]
 
     def _set(
         self, outputs: Tensors, place: int, kinds: tuple[VectorKind, ...], dense: Sequence[Array | ShoalError]
@@ -270,7 +264,7 @@ class StringPipeline:
         return Prepared(
             tensors={TEXT: objects([item])},
             cost=cost,
-            group=asked.group,
+            group=asked.group if isinstance(item, str) else ("ids", asked.group),
             outputs=asked.outputs,
             tokens=tokens,
             truncated=truncated,

@@ -48,7 +48,7 @@ class TextPipeline:
     precision. Where that output is "token_embeddings", [rows, length, width], they are pooled here as well. What else
     an item needs, and with whom it shares a call, is said by `outputs.Heads`.
     A static model (`spec.frame_tokens` False) gives zeros for a text of which it knows no token, as model2vec and
-    StaticEmbedding do; any other text without a token is EmptyInput.
+    StaticEmbedding do, or what the modules after its table make of zeros; any other text without a token is EmptyInput.
     `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
     `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
     spec cannot be used.
@@ -74,6 +74,7 @@ class TextPipeline:
         self._heads = Heads(spec)
         self._sides = Sides(spec.multi, spec.max_tokens)
         self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
+        self._blank_zeros = not spec.frame_tokens and set(spec.modules) <= {"normalize"}
         self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
         self._normalize = normalize
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
@@ -103,7 +104,8 @@ class TextPipeline:
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         attended = None
         if self._sides.fills_unattended or not self.spec.frame_tokens:
-            attended = [max(item.extra.tokens, 1) for item in batch]
+            least = 1 if self.spec.frame_tokens or self._blank_zeros else 0
+            attended = [max(item.extra.tokens, least) for item in batch]
         skips = [item.extra.skip for item in batch] if "pooling_mask" in self.spec.inputs else ()
         return padded(batch, facts, self.spec, attended, skips)
 
@@ -120,7 +122,7 @@ class TextPipeline:
             lengths = [max(item.extra.tokens, 1) for item in batch]
             rows = pooling.pool(rows, lengths, [item.extra.skip for item in batch], self._modes)
         vectors = shape_rows(rows, [item.extra.shape for item in batch])
-        if not self.spec.frame_tokens:
+        if self._blank_zeros:
             for place, item in enumerate(batch):
                 vector = vectors[place]
                 if not item.extra.tokens and not isinstance(vector, ShoalError):

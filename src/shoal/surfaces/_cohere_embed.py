@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
 
+_SHORT = ("images", "embedding_types")
+"""Lists that nobody fills: read like long ones, so that a body full of them costs no more."""
+
+MOST_TYPES = 64
 _DEFAULT: tuple[wire.EmbeddingType, ...] = ("float",)
 _NO_IMAGES = "images are not supported: send 'texts'; no model served here embeds images."
 
@@ -29,11 +33,12 @@ class CohereEmbed:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        self._first = Fields(wire.CohereEmbedV1Request, "cohere", ("texts",), limit)
-        self._second = Fields(wire.CohereEmbedRequest, "cohere", ("texts", "inputs"), limit)
+        self._first = Fields(wire.CohereEmbedV1Request, "cohere", ("texts", *_SHORT), limit)
+        self._second = Fields(wire.CohereEmbedRequest, "cohere", ("texts", "inputs", *_SHORT), limit)
 
     async def first(self, request: Request) -> Reply:
         asked = await self._first(request.body)
+        _check_types(asked.embedding_types)
         texts = _texts(asked.texts, None, asked.images, self._limit)
         result = await self._run(request, asked, texts)
         if asked.embedding_types:
@@ -42,6 +47,7 @@ class CohereEmbed:
 
     async def second(self, request: Request) -> Reply:
         asked = await self._second(request.body)
+        _check_types(asked.embedding_types)
         texts = _texts(asked.texts, asked.inputs, asked.images, self._limit)
         result = await self._run(request, asked, texts, asked.output_dimension, asked.max_tokens)
         return await _reply(request, result, texts, asked.embedding_types or _DEFAULT, "2")
@@ -78,6 +84,12 @@ class CohereEmbed:
 
 def _role(input_type: str | None, card: ModelCard) -> _roles.Role:
     return _roles.Role() if input_type is None else _roles.purpose(input_type, card)
+
+
+def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
+    """Raises InvalidValue for more of them than anybody means: of a large body not all were read."""
+    if types is not None and len(types) > MOST_TYPES:
+        raise InvalidValue("'embedding_types' names a type many times; name each once.", param="embedding_types")
 
 
 def _texts(

@@ -42,6 +42,16 @@ def to_model_length(card: ModelCard, limit: int | None, name: str) -> bool | Non
     return True
 
 
+def whether(truncate: bool | str | None, truncation: bool | None) -> bool | str | None:
+    """What the two names of one thing say, for `truncation`; a word says more than a flag that agrees with it.
+
+    Raises InvalidValue where they differ.
+    """
+    cuts = None if truncate is None else truncate not in (False, "NONE")
+    agreed(truncate=cuts, truncation=truncation)
+    return truncation if truncate is None else truncate
+
+
 def agreed(**given: object) -> object:
     """The value that the fields have, by whatever name; None where none is given. Raises InvalidValue where two of
     them say different things."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 
 from shoal.errors import EmptyInput, InvalidValue, TooManyInputs, Unsupported, WrongType
-from shoal.surfaces import _cutting, _facts, _matrices, _roles, _rows, _tei_models, _wire
+from shoal.surfaces import _cutting, _facts, _matrices, _roles, _rows, _tei_models
+from shoal.surfaces._fields import Fields
 from shoal.surfaces._quantize import Precision, quantized
 from shoal.surfaces._request import JSON, Body, Headers, Options, Reply, Request
 from shoal.surfaces._wire_embeddings import EmbeddingsRequest, InputObject
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 
 _ENCODE = msgspec.json.Encoder()
 _BINARY = b"application/octet-stream"
+_WEIGHT = re.compile(rb"[01](\.[0-9]{0,3})?")
 HEADERS = {
     "x-shoal-shape": "Of bytes: the number of vectors, a comma, and the numbers of each.",
-    "x-shoal-dtype": "Of bytes: the type of each number.",
+    "x-shoal-dtype": "Of bytes: the type of each number as NumPy writes it: `<f4`, `>f4`, `<f2`, `>f2`, int8 or uint8.",
 }
 DOCUMENTED = {**_facts.DOCUMENTED, **HEADERS}
 
@@ -32,23 +35,23 @@ class Embeddings:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._decode = _wire.Decoder(EmbeddingsRequest, "openai", "input", options.max_inputs)
+        self._decode = Fields(EmbeddingsRequest, "openai", ("input", "embedding_type"), options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
+        asked = await self._decode(request.body)
         if not asked.model:
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
         _check_known(asked)
         inputs = inputs_of(asked.input, self._limit)
         name, suffix = _roles.without_suffix(self._gateway, asked.model)
-        card = self._gateway.model(name)
-        if card.sleeping:
-            card = await _tei_models.awake(self._gateway, request, card)
+        card = await _tei_models.awake(self._gateway, request, self._gateway.model(name))
         written = _Form(asked, request)
-        kind = _kind(card)
+        kind = kind_of_vectors(card)
+        task = _task(asked, card, inputs, suffix, kind)
         if kind == "multi":
             written.check_numbers()
-        task = _task(asked, card, inputs, suffix, kind)
+            check_late(task)
+            _matrices.check_inputs(card, inputs, "input")
         if written.whole and not task.normalize:
             raise InvalidValue(
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
@@ -56,6 +59,7 @@ class Embeddings:
         request.model, request.items = card.name, len(inputs)
         result = await self._gateway.run(task, request.context())
         request.result = result
+        _matrices.check_matrices(result.multi_vectors, "input")
         headers, body = await written.encoded(result, card.name)
         return Reply(200, [*headers, *_facts.batch_headers(request, result)], body)
 
@@ -104,7 +108,21 @@ def _text(item: InputObject, at: int) -> str:
     return item.text
 
 
-def _kind(card: ModelCard) -> VectorKind:
+def check_late(task: Embed, normalize: str = "normalize") -> None:
+    """Vectors of late interaction are as the model makes them. Raises Unsupported where others are asked for.
+
+    `normalize`: what the dialect calls that field.
+    """
+    for name, asked in (("dimensions", task.dimensions is not None), (normalize, not task.normalize)):
+        if asked:
+            raise Unsupported(
+                f"'{name}' changes nothing about vectors of late interaction, which the model {task.model!r} gives: "
+                "leave it out.",
+                param=name,
+            )
+
+
+def kind_of_vectors(card: ModelCard) -> VectorKind:
     """Dense vectors where the model has them, else those of late interaction. Raises Unsupported for sparse ones."""
     vectors = card.facts.vectors if card.facts is not None and "embed" in card.facts.tasks else ("dense",)
     if "dense" in vectors:
@@ -122,8 +140,8 @@ def _task(
     asked: EmbeddingsRequest, card: ModelCard, inputs: list[TextItem], suffix: str | None, kind: VectorKind
 ) -> Embed:
     whole = _cutting.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = _cutting.agreed(truncate=asked.truncate, truncation=asked.truncation)
-    truncate, direction = _cutting.truncation(cast(bool | str | None, wanted), asked.truncation_side)
+    wanted = _cutting.whether(asked.truncate, asked.truncation)
+    truncate, direction = _cutting.truncation(wanted, asked.truncation_side)
     purpose = _roles.purpose(asked.task, card) if asked.task is not None else _roles.Role()
     role = _roles.role(asked.input_type) if asked.input_type is not None else suffix
     normalize = _cutting.agreed(
@@ -156,9 +174,15 @@ class _Form:
         named = None if kind == "base64" else kind
         precision = _cutting.agreed(output_dtype=asked.output_dtype, embedding_type=named)
         self._precision = cast(Precision, precision or "float")
-        self._base64 = asked.encoding_format == "base64" or (kind == "base64" and asked.encoding_format is None)
-        self._bytes = asked.encoding_format == "bytes_only" or (
-            asked.encoding_format is None and _BINARY in request.headers.get(b"accept", b"")
+        form = asked.encoding_format
+        if kind == "base64" and form not in (None, "base64"):
+            raise InvalidValue(
+                f"'encoding_format' {form} and 'embedding_type' base64 contradict each other; send one of them.",
+                param="encoding_format",
+            )
+        self._base64 = "base64" in (form, kind)
+        self._bytes = form == "bytes_only" or (
+            form is None and not self._base64 and _accepts_bytes(request.headers.get(b"accept", b""))
         )
         width = 2 if asked.embed_dtype == "float16" else 4
         self._dtype = np.dtype(f"{'>' if asked.endianness == 'big' else '<'}f{width}")
@@ -205,8 +229,23 @@ class _Form:
         return [
             (b"content-type", _BINARY),
             (b"x-shoal-shape", b"%d,%d" % (len(vectors), shape.shape[1])),
-            (b"x-shoal-dtype", (self._precision if self.whole else shape.dtype.name).encode()),
+            (b"x-shoal-dtype", (shape.dtype.str if self._precision == "float" else shape.dtype.name).encode()),
         ], pieces
+
+
+def _accepts_bytes(accept: bytes) -> bool:
+    """Whether the header names bytes, and names JSON no higher (RFC 9110, section 12.5.1)."""
+    weights = {b"application/json": 0.0, _BINARY: 0.0}
+    for each in accept.lower().split(b","):
+        name, *more = (part.strip() for part in each.split(b";"))
+        if name in weights:
+            weights[name] = next((_weight(part[2:]) for part in more if part.startswith(b"q=")), 1.0)
+    return weights[_BINARY] > 0 and weights[_BINARY] >= weights[b"application/json"]
+
+
+def _weight(text: bytes) -> float:
+    """0 for what is no number of the header's form."""
+    return float(text) if _WEIGHT.fullmatch(text) else 0.0
 
 
 def _head(index: int) -> bytes:

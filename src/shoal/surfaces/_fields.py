@@ -14,15 +14,19 @@ T = TypeVar("T")
 
 
 class Fields(Generic[T]):
-    """As _wire.Decoder with `in_turns`, for the struct `kind` whose fields `names`, all optional, may be long lists.
+    """As _wire.Decoder with `in_turns`, for the struct `kind` whose fields `names` may all be long lists.
 
     Of each no more than `limit` + 1 entries come back from a large body, so that whoever counts sees it.
     """
 
     def __init__(self, kind: type[T], surface: str, names: tuple[str, ...], limit: int) -> None:
         self._whole = _wire.Decoder(kind, surface)
-        raw: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
         bases: Any = (kind,)
+        needed = {each.name for each in msgspec.structs.fields(bases[0]) if each.required}
+        raw: list[Any] = [
+            (name, msgspec.Raw) if name in needed else (name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
+            for name in names
+        ]
         self._shell: _wire.Decoder[Any] = _wire.Decoder(
             msgspec.defstruct("Body", raw, bases=bases, kw_only=True), surface
         )

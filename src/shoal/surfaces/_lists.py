@@ -37,6 +37,7 @@ _SCALARS = re.compile(rb'[^"\[\]{}]*+')
 _PAIR = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]")
 _WHERE = re.compile(r"(?s)(.*) - at `\$(?:\[(\d+)\])?([^`]*)`$")
 _QUOTE, _OPEN, _CLOSE, _OBJECT = b'"[]{'
+_CONTINUED = 3  # bytes of a character after its first one, at most
 
 
 class Lists:
@@ -112,7 +113,7 @@ class Lists:
             stop = _end(_INSIDE, raw, at, at + _STEP)
             closed = raw[stop] == _QUOTE
             if not closed:
-                stop = _boundary(raw, stop)
+                stop = _boundary(raw, stop, at)
             parts.append(self._checked(decoder, b'"%b"' % bytes(raw[at:stop]), place))
             if closed:
                 return "".join(parts), stop + 1
@@ -191,9 +192,15 @@ def _end(pattern: re.Pattern[bytes], raw: memoryview, at: int, stop: int = 2**62
     return found.end()
 
 
-def _boundary(raw: memoryview, at: int) -> int:
-    """The last place up to `at` that is not inside of a character: of its bytes, or of two escapes that are one."""
+def _boundary(raw: memoryview, at: int, start: int) -> int:
+    """The last place up to `at` that is not inside of a character: of its bytes, or of two escapes that are one.
+
+    Raises UnicodeDecodeError where none of the last bytes begins a character: `raw` is JSON, but maybe not UTF-8.
+    """
+    least = max(start, at - _CONTINUED)
     while raw[at] & 0xC0 == 0x80:
+        if at == least:
+            raise UnicodeDecodeError("utf-8", bytes(raw[least : least + _CONTINUED]), 0, 1, "invalid start byte")
         at -= 1
     return at - 6 if _PAIR.fullmatch(raw, at - 6, at + 4) else at
 

@@ -14,6 +14,7 @@ STEP = 262_144
 """Bytes looked at between two turns."""
 
 _BETWEEN = re.compile(rb'(?s:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+')
+_SPACE = re.compile(rb"[ \t\r\n,]*+")
 _INSIDE = re.compile(rb'(?s:[^"\\]++|\\.)*+')
 _QUOTE, _OPEN, _CLOSE = b'"{}'
 
@@ -41,6 +42,35 @@ async def end_of_object(raw: memoryview, at: int, place: str) -> int:
             at, depth = at + 1, depth - 1
             if not depth:
                 return at
+
+
+async def objects_in(raw: memoryview, name: str, most: int) -> list[memoryview]:
+    """The objects of the list `raw`, which is JSON, as they are spelled; no more than the first `most` + 1.
+
+    Raises msgspec.ValidationError for what is no list of objects, and as `end_of_object` does; `name` is the list's.
+    """
+    found: list[memoryview] = []
+    at = _end(_SPACE, raw, 0)
+    if raw[at : at + 1] != b"[":
+        raise msgspec.ValidationError(f"Expected `array` - at `$.{name}`")
+    at += 1
+    turn = at
+    while len(found) <= most:
+        if at - turn > STEP:
+            await asyncio.sleep(0)
+            turn = at
+        start = at
+        at = _end(_SPACE, raw, at)
+        if raw[at : at + 1] in (b"", b"]"):
+            return found
+        if raw[at] != _OPEN:
+            if at - start < STEP:
+                raise msgspec.ValidationError(f"Expected `object` - at `$.{name}[{len(found)}]`")
+            continue  # a step ended inside of the space
+        stop = await end_of_object(raw, at, f"{name}[{len(found)}]")
+        found.append(raw[at:stop])
+        at = stop
+    return found
 
 
 async def _end_of_text(raw: memoryview, at: int) -> int:

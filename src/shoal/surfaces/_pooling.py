@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, ModelNotFound, Unsupported
 from shoal.surfaces import _cutting, _embeddings, _matrices, _ranking, _rows, _scores, _wire
 from shoal.surfaces._request import Body, Reply, Request
 from shoal.surfaces._wire_scores import PoolingRequest
@@ -25,21 +24,31 @@ class Pooling:
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.in_turns(request.body)
         inputs = _embeddings.inputs_of(asked.input, self._limit)
-        default: TaskKind = "classify" if asked.task == "classify" else "embed"
-        card = await _ranking.card_of(self._gateway, request, asked.model, default)
+        card = await self._card(request, asked)
         request.items = len(inputs)
         result: Result
         if asked.task == "classify" or (asked.task is None and not _embeds(card)):
             result = await self._gateway.run(_classify(asked, card, inputs), request.context())
             rows: Array = result.scores
-            matrices: Sequence[Array] = ()
+            matrices: list[Array] = []
         else:
             result = await self._gateway.run(_embed(asked, card, inputs), request.context())
             rows, matrices = result.vectors, result.token_vectors or result.multi_vectors
+            _matrices.check_matrices(matrices, "input")
         request.result = result
         base64 = asked.encoding_format == "base64"
         body = await (_of_tokens(matrices, base64=base64) if matrices else _of_rows(rows, base64=base64))
         return _scores.reply(request, "pool", card.name, body, result)
+
+    async def _card(self, request: Request, asked: PoolingRequest) -> ModelCard:
+        """By name, else the default for the task; without a task for vectors, and for scores where nothing embeds."""
+        default: TaskKind = "classify" if asked.task == "classify" else "embed"
+        try:
+            return await _ranking.card_of(self._gateway, request, asked.model, default)
+        except ModelNotFound:
+            if asked.model or asked.task is not None:
+                raise
+        return await _ranking.card_of(self._gateway, request, None, "classify")
 
 
 def _embeds(card: ModelCard) -> bool:
@@ -64,20 +73,28 @@ def _classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) ->
 def _embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
     whole = _cutting.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
     truncate, direction = _cutting.truncation(whole, asked.truncation_side)
-    return Embed(
+    kind = _kind(asked, card)
+    task = Embed(
         model=card.name,
         inputs=inputs,
         truncate=truncate,
         truncation_direction=direction,
         normalize=asked.use_activation is not False,
         dimensions=asked.dimensions,
-        outputs=(_kind(asked, card),),
+        outputs=(kind,),
     )
+    if kind == "multi":
+        _embeddings.check_late(task, "use_activation")
+    elif kind == "tokens" and asked.dimensions is not None:
+        raise Unsupported("'dimensions' is not for vectors of tokens: leave it out.", param="dimensions")
+    if kind != "dense":
+        _matrices.check_inputs(card, inputs, "input")
+    return task
 
 
 def _kind(asked: PoolingRequest, card: ModelCard) -> VectorKind:
     if asked.task != "token_embed":
-        return "dense"
+        return _embeddings.kind_of_vectors(card)
     return "multi" if card.facts is not None and "multi" in card.facts.vectors else "tokens"
 
 
@@ -89,16 +106,15 @@ async def _of_rows(rows: Array, *, base64: bool) -> Body:
     return await _rows.joined(_rows.contiguous(rows), entry, b"[", b"]")
 
 
-async def _of_tokens(matrices: Sequence[Array], *, base64: bool) -> Body:
+async def _of_tokens(matrices: list[Array], *, base64: bool) -> Body:
     if not base64:
         return [b"[", *await _matrices.entries(matrices, _head), b"]"]
-    rows = [_rows.contiguous(each) for each in matrices]
 
     def some(start: int, stop: int) -> bytes:
-        made = [_head(at) + b'"%b"}' % _rows.base64(rows[at]) for at in range(start, stop)]
+        made = [_head(at) + b'"%b"}' % _rows.base64(_matrices.taken(matrices, at)) for at in range(start, stop)]
         return b"[" + b",".join(made) + b"]"
 
-    return await _rows.array_of(len(rows), some, 8)
+    return await _rows.array_of(len(matrices), some, 8)
 
 
 def _head(index: int) -> bytes:

@@ -10,6 +10,7 @@ import orjson
 
 from shoal.errors import EmptyInput, InvalidValue, TooManyInputs, Unsupported
 from shoal.surfaces import _cutting, _rows, _tei_models
+from shoal.surfaces._refused import is_there
 from shoal.surfaces._request import Body, Request
 from shoal.surfaces._wire_rerank import RankText
 from shoal.types import Array, Direction, Rerank, Scored, TaskKind
@@ -26,11 +27,14 @@ DOCUMENTS_A_UNIT = 100
 
 
 async def card_of(gateway: Gateway, request: Request, name: str | None, task: TaskKind) -> ModelCard:
-    """The model of that name, else the default one of the task; awake, where its facts are not known otherwise."""
+    """The model of that name, else the default one of the task; awake, where its facts are not known otherwise.
+
+    Raises ModelNotFound, and why a model cannot answer now: what it can do is not known before it was loaded.
+    """
     wanted = "" if name is None or name == NOT_SPECIFIED else name
     card = gateway.registry.find(wanted, task).card()
     request.model = card.name
-    return await _tei_models.awake(gateway, request, card) if card.sleeping else card
+    return await _tei_models.awake(gateway, request, card)
 
 
 def texts_of(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
@@ -47,7 +51,7 @@ def texts_of(given: Sequence[str | RankText], field: str, limit: int) -> list[st
 def text_of(given: str | RankText, field: str) -> str:
     if isinstance(given, str):
         return given
-    if given.image is not None:
+    if is_there(given.image):
         raise Unsupported(f"'{field}' has an image; only texts can be ranked here.", param=field.partition("[")[0])
     return given.text
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from shoal.errors import EmptyInput, InvalidValue, Malformed, WrongType
-from shoal.surfaces import _tei_models, _tei_replies, _wire, _wire_tei
+from shoal.errors import EmptyInput, InvalidValue, Malformed, ShoalError, TooManyInputs, WrongType
+from shoal.surfaces import _matrices, _tei_models, _tei_replies, _wire, _wire_tei
+from shoal.surfaces._objects import objects_in
+from shoal.surfaces._refused import Unread, is_there
 from shoal.surfaces._request import JSON, Options, Reply, Request
 
 if TYPE_CHECKING:
@@ -19,14 +21,20 @@ if TYPE_CHECKING:
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Reply]]
 
 AT_ONCE = 64
-"""Instances of one request that are answered side by side."""
+"""Inputs of one request's instances that are answered side by side; an instance of more is answered by itself."""
+
+QUEUE_PART = 4
+"""One part of so many of the queue is for one such request: it must not be refused for what it holds itself."""
+
+MOST_BYTES = 12 * _matrices.MOST_NUMBERS
+"""Of all answers of one request together."""
 
 
 class _Shape(msgspec.Struct, kw_only=True):
     """What of a body tells where it belongs; the rest is skipped."""
 
-    inputs: msgspec.Raw = msgspec.Raw(b"")
-    texts: msgspec.Raw = msgspec.Raw(b"")
+    inputs: Unread = msgspec.UNSET
+    texts: Unread = msgspec.UNSET
     model: str | None = None
 
 
@@ -48,7 +56,12 @@ class TeiDefault:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._shape = msgspec.json.Decoder(_Shape)
-        self._vertex = _wire.Decoder(_wire_tei.TeiVertexRequest, "tei")
+        self._at_once = max(1, min(AT_ONCE, options.max_queue_items // QUEUE_PART))
+        # Nothing is made of what is inside: it is cut into bodies.
+        shell: Any = msgspec.defstruct(
+            "TeiVertexRequest", [("instances", msgspec.Raw)], bases=(_wire_tei.TeiVertexRequest,), kw_only=True
+        )
+        self._vertex: _wire.Decoder[Any] = _wire.Decoder(shell, "tei")
         self._embed, self._embed_sparse, self._predict = embed, embed_sparse, predict
         self._similarity, self._rerank = similarity, rerank
 
@@ -57,40 +70,58 @@ class TeiDefault:
         return await endpoint(request)
 
     async def vertex(self, request: Request) -> Reply:
-        """Each instance is a body of its own. All are answered; the first that fails speaks for the request."""
+        """Each instance is a body of its own. They are answered in order, small ones side by side; the first that fails
+        speaks for the request, and none that comes after it begins."""
         asked = await self._vertex.in_turns(request.body)
-        if not asked.instances:
+        try:
+            instances = await objects_in(memoryview(asked.instances), "instances", self._limit)
+        except msgspec.ValidationError as error:
+            raise _wire.refusal(error, request.body) from None
+        if not instances:
             raise EmptyInput("`instances` cannot be empty", param="instances")
-        _tei_replies.check_count(len(asked.instances), self._limit)
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def answered(instance: msgspec.Raw) -> list[bytes]:
-            one = copy.copy(request)
-            one.body = bytes(instance)
-            async with places:
-                try:
-                    reply = await self.default(one)
-                except (WrongType, Malformed) as error:
-                    raise InvalidValue(error.message, param="instances") from None
-                finally:
-                    request.model, request.handed_over = one.model, request.handed_over or one.handed_over
-                    request.items += one.items
-            assert isinstance(reply.body, bytes | list)
-            return reply.body if isinstance(reply.body, list) else [reply.body]
-
-        found = await asyncio.gather(*map(answered, asked.instances), return_exceptions=True)
+        _tei_replies.check_count(len(instances), self._limit)
         pieces = [b'{"predictions":[']
-        for at, body in enumerate(found):
-            if isinstance(body, BaseException):
-                raise body
-            pieces += [b",", *body] if at else body
+        size = 0
+        for some in _groups(instances, self._at_once):
+            found = await asyncio.gather(
+                *(self._instance(request, instances[at], at) for at in some), return_exceptions=True
+            )
+            for at, body in zip(some, found, strict=True):
+                if isinstance(body, BaseException):
+                    raise body
+                size += sum(map(len, body))
+                pieces += [b",", *body] if at else body
+            if size > MOST_BYTES:
+                raise TooManyInputs(
+                    f"'instances' come to more than the {MOST_BYTES} bytes of one answer: split them.",
+                    param="instances",
+                )
         return Reply(200, [JSON], [*pieces, b"]}"])
+
+    async def _instance(self, request: Request, instance: memoryview, at: int) -> list[bytes]:
+        """What the instance is answered. Raises as `default` does, with its place."""
+        one = copy.copy(request)
+        one.body = bytes(instance)
+        try:
+            reply = await self.default(one)
+        except (WrongType, Malformed) as error:
+            raise InvalidValue(f"instances[{at}]: {error.message}", param="instances") from None
+        except ShoalError as error:
+            named = copy.copy(error)
+            named.message = f"instances[{at}]: {error.message}"
+            named.args = (named.message,)
+            raise named from error
+        finally:
+            request.model, request.handed_over = one.model, request.handed_over or one.handed_over
+            request.items += one.items
+        assert isinstance(reply.body, bytes | list)
+        return reply.body if isinstance(reply.body, list) else [reply.body]
 
     async def _endpoint(self, request: Request) -> Endpoint:
         shape = await self._shape_of(request.body)
-        if bytes(shape.texts):
+        if is_there(shape.texts):
             return self._rerank
-        if bytes(shape.inputs).lstrip()[:1] == b"{":
+        if shape.inputs is not msgspec.UNSET and bytes(memoryview(shape.inputs)[:1]) == b"{":
             return self._similarity
         card = await _tei_models.awake(self._gateway, request, _tei_models.main(self._gateway, shape.model))
         assert card.facts is not None
@@ -105,3 +136,18 @@ class TeiDefault:
             return self._shape.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _wire.refusal(error, body) from None
+
+
+def _groups(instances: Sequence[memoryview], most: int) -> Iterator[range]:
+    """Places of neighbours that hold no more than `most` inputs together, or of one alone.
+
+    A body has no more inputs than commas and one: to count those costs nothing.
+    """
+    start = held = 0
+    for at, instance in enumerate(instances):
+        inputs = bytes(instance).count(b",") + 1
+        if at > start and held + inputs > most:
+            yield range(start, at)
+            start, held = at, 0
+        held += inputs
+    yield range(start, len(instances))

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.core.similarity import cosines
 from shoal.errors import EmptyInput, InvalidValue, WrongType
-from shoal.surfaces import _rows, _tei_models, _tei_replies, _tei_rows, _wire, _wire_tei
+from shoal.surfaces import _matrices, _rows, _tei_models, _tei_replies, _tei_rows, _wire, _wire_tei
 from shoal.surfaces._request import Body, Options, Reply, Request
 from shoal.types import Embed, Embedded, TextItem, VectorKind
 
@@ -62,6 +62,7 @@ class TeiEmbed:
     async def embed_all(self, request: Request) -> Reply:
         """The vectors of all tokens, as the model gives them before pooling."""
         card, task, result = await self._of_kind(request, "tokens", _tei_models.TOKENS)
+        _matrices.check_matrices(result.token_vectors, "inputs")
         return _reply(request, card, task.inputs, result, await _tei_rows.matrices(result.token_vectors))
 
     async def embed_sparse(self, request: Request) -> Reply:
@@ -98,6 +99,8 @@ class TeiEmbed:
         asked = await self._other.in_turns(request.body)
         inputs = _inputs(asked.inputs, self._limit)
         card = await _tei_models.find(self._gateway, request, asked.model, wanted)
+        if kind == "tokens":
+            _matrices.check_inputs(card, inputs, "inputs")
         task = Embed(
             model=card.name,
             inputs=inputs,

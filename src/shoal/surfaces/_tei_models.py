@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a route needs of a model; `refusal` is what the original says of one without it, word for word, and
-    `of_sparse` what it says of SPLADE ("": the same). `rather_not`: models for this task are there for another one."""
+    `of_sparse` what it says of SPLADE ("": the same)."""
 
     task: TaskKind
     refusal: str
     vectors: VectorKind | None = None
     of_sparse: str = ""
-    rather_not: TaskKind | None = None
 
     def fits(self, facts: ModelFacts) -> bool:
         return self.task in facts.tasks and (self.vectors is None or self.vectors in facts.vectors)
@@ -47,7 +46,7 @@ DENSE = Wanted("embed", _NOT_EMBEDDING, "dense")
 TOKENS = Wanted("embed", _NOT_EMBEDDING, "tokens", "Backend error: `embed_all` is not available for SPLADE models")
 SPARSE = Wanted("embed", f"{_NOT_EMBEDDING} with SPLADE pooling", "sparse")
 RERANK = Wanted("rerank", "Backend error: model is not a re-ranker model")
-CLASSIFY = Wanted("classify", "Backend error: Model is not a classifier model", rather_not="rerank")
+CLASSIFY = Wanted("classify", "Backend error: Model is not a classifier model")
 
 
 def is_sparse(facts: ModelFacts) -> bool:
@@ -97,18 +96,14 @@ def waiting(request: Request) -> Context:
 
 
 def _default(gateway: Gateway, wanted: Wanted) -> ModelCard:
-    """The task's default where it has what is wanted, else the first model that has: a reranker can classify, but where
-    there is a classifier nobody means it."""
+    """The task's default where it has what is wanted, else the first model that has."""
     try:
         card = gateway.registry.find("", wanted.task).card()
     except ModelNotFound:
         if gateway.models():
             raise Unsupported(wanted.refusal, param="model") from None
         raise
-    if card.facts is None:
+    if card.facts is None or wanted.fits(card.facts):
         return card
-    if wanted.fits(card.facts) and (wanted.task in card.default_for or wanted.rather_not not in card.facts.tasks):
-        return card
-    others = [each for each in gateway.models() if each.facts is not None and wanted.fits(each.facts)]
-    meant = (each for each in others if each.facts is not None and wanted.rather_not not in each.facts.tasks)
-    return next(meant, others[0] if others else card)
+    others = (each for each in gateway.models() if each.facts is not None and wanted.fits(each.facts))
+    return next(others, card)

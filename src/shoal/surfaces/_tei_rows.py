@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from shoal.surfaces import _rows
+from shoal.surfaces import _matrices, _rows
 from shoal.types import Array, SparseVector
 
 T = TypeVar("T")
@@ -18,17 +18,17 @@ ENTRIES = 2048
 """Entries of sparse vectors encoded at once: about 2 ms."""
 
 
-async def matrices(each: Sequence[Array]) -> bytes | list[bytes]:
-    """`[[[...], ...], ...]` of float32 [l, width]."""
+async def matrices(each: list[Array]) -> bytes | list[bytes]:
+    """`[[[...], ...], ...]` of float32 [l, width]. Takes the matrices out of the list as it goes."""
 
-    def slices(matrix: Array) -> Iterator[tuple[int, bytes]]:
-        rows = _rows.contiguous(matrix)
+    def slices(index: int) -> Iterator[tuple[int, bytes]]:
+        rows = _matrices.taken(each, index)
         step = max(1, NUMBERS // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             yield NUMBERS if len(some) == step else some.size, _rows.numbers(some)[1:-1]
 
-    return await _joined(each, slices, NUMBERS, NUMBERS // 256)
+    return await _joined(range(len(each)), slices, NUMBERS, NUMBERS // 256)
 
 
 async def sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from shoal.surfaces._refused import Refused
 from shoal.surfaces._wire_rerank import CohereMeta, MaybeDocumentTokens, MaybeModel, MaybeTop, RankText
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -75,7 +76,7 @@ class CohereRerankResponse(msgspec.Struct, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     type: Literal["text", "image_url"]
     text: str | None = None
-    image_url: Annotated[Any, Meta(description="Refused.")] = None
+    image_url: Refused = msgspec.UNSET
 
 
 class ContentInput(msgspec.Struct, kw_only=True):

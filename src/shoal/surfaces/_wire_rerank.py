@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from shoal.surfaces._refused import Refused
 from shoal.surfaces._wire_embeddings import Usage
 
 MaybeModel: TypeAlias = (
@@ -32,7 +33,7 @@ class RankText(msgspec.Struct, kw_only=True):
     """A text with a name around it. Images are refused by name."""
 
     text: str
-    image: Annotated[Any, Meta(description="Refused.")] = None
+    image: Refused = msgspec.UNSET
 
 
 RankInput: TypeAlias = Annotated[str | RankText, Meta(examples=["What is a shoal?"])]

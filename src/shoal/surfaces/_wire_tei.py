@@ -156,7 +156,7 @@ class TeiDefaultRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiVertexRequest(msgspec.Struct, kw_only=True):
-    instances: Annotated[list[msgspec.Raw], Meta(description="Bodies of requests to the default model.")]
+    instances: Annotated[list[dict[str, Any]], Meta(description="Bodies of requests to the default model.")]
 
 
 class TeiVertexResponse(msgspec.Struct, kw_only=True):

@@ -129,7 +129,6 @@ class _Embedding:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._tells = options.batch_info
-        self._most = options.max_batch_size
         self._decode = _wire.Decoder(ProxyRequest, "auto-batching-proxy", "inputs", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
@@ -144,7 +143,7 @@ class _Embedding:
         request.result = result
         tail = b"]}"
         if self._tells:
-            tail = b'],"batch_info":%b}' % _ENCODE.encode(_batch(result.facts, self._most))
+            tail = b'],"batch_info":%b}' % _ENCODE.encode(_batch(result.facts))
         vectors = _rows.contiguous(result.vectors)
         body = await _rows.joined(vectors, lambda _, row: _rows.numbers(row), b'{"embeddings":[', tail)
         return Reply(200, [JSON, *_facts.batch_headers(request, result)], body)
@@ -164,9 +163,8 @@ class _Health:
         return Reply(503, [JSON], _ENCODE.encode(ProxyError(error="; ".join(why) or "no model is served")))
 
 
-def _batch(facts: BatchFacts, most: int) -> ProxyBatch:
-    """One that is exactly full left for that, whether or not another text was there to be left behind."""
-    full = facts.flush == "full" or facts.size >= most
+def _batch(facts: BatchFacts) -> ProxyBatch:
+    full = facts.flush == "full"
     return ProxyBatch(
         batch_id=facts.id,
         batch_type="max_batch_size" if full else "max_wait_time_ms",

@@ -224,9 +224,12 @@ class _Writer:
                 "description": PHRASES.get(status, "Refused"),
                 "headers": self._refer({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
             }
-            for kind in each_of(kinds):
-                media_type = "text/plain" if kind is str else "application/json"
-                response.setdefault("content", {}).update(self._content(kind, media_type))
+            for media_type, told in (
+                ("application/json", tuple(kind for kind in each_of(kinds) if kind is not str)),
+                ("text/plain", tuple(kind for kind in each_of(kinds) if kind is str)),
+            ):
+                if told:
+                    response.setdefault("content", {}).update(self._content(told, media_type))
             responses[str(status)] = response
         return responses
 

@@ -16,7 +16,9 @@ from shoal.errors import InvalidValue, ShoalError, Unsupported, WrongType
 from shoal.surfaces import _cutting, _facts, _ranking, _tei_errors, _tei_replies, _wire, _wire_tei
 from shoal.surfaces import _wire_rerank as wire
 from shoal.surfaces._detail_errors import DetailError, render_detail
+from shoal.surfaces._fields import Fields
 from shoal.surfaces._passages import Passages
+from shoal.surfaces._refused import Unread, is_there
 from shoal.surfaces._request import JSON, Body, Options, Reply, Request
 from shoal.surfaces._tei_rerank import TeiRerank
 from shoal.types import Rerank as RerankTask
@@ -37,8 +39,6 @@ _QUESTION = "What is a shoal?"
 _TEXTS = ["A group of fish.", "A kind of bread."]
 _BY_DOCUMENTS = {"query": _QUESTION, "documents": _TEXTS}
 _ANSWERS: Any = (wire.RerankResponse, wire.VoyageResponse)
-_NULL_TEXT = b"null"
-_NULL = msgspec.Raw(_NULL_TEXT)
 _VOYAGE = "With `top_k`, also null, the reply is Voyage's: `data`, and documents only where they are asked for."
 
 
@@ -121,8 +121,8 @@ class Ranking:
 class _Shape(msgspec.Struct, kw_only=True):
     """What of a body tells whose it is; the rest is skipped."""
 
-    texts: msgspec.Raw = _NULL
-    documents: msgspec.Raw = _NULL
+    texts: Unread = msgspec.UNSET
+    documents: Unread = msgspec.UNSET
 
 
 class _Either:
@@ -138,7 +138,7 @@ class _Either:
             shape = self._shape.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _wire.refusal(error, request.body) from None
-        texts, documents = _is_there(shape.texts), _is_there(shape.documents)
+        texts, documents = is_there(shape.texts), is_there(shape.documents)
         if texts and documents:
             raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
         await asyncio.sleep(0)  # a large body was skipped over
@@ -151,12 +151,6 @@ class _Either:
             )
         request.render_error = render_detail
         return await self._documents(request)
-
-
-def _is_there(value: msgspec.Raw) -> bool:
-    """Null is as if it were not."""
-    raw = memoryview(value)
-    return len(raw) != len(_NULL_TEXT) or bytes(raw) != _NULL_TEXT
 
 
 class Documents:
@@ -172,10 +166,10 @@ class Documents:
             bases=(wire.RerankRequest,),
             kw_only=True,
         )
-        self._decode: _wire.Decoder[Any] = _wire.Decoder(asked, "rerank", "documents", limit)
+        self._decode: Fields[Any] = Fields(asked, "rerank", ("documents", "rank_fields"), limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
+        asked = await self._decode(request.body)
         voyage = asked.top_k is not msgspec.UNSET
         query = _ranking.query_of(asked.query)
         documents = _ranking.texts_of(asked.documents, "documents", self._limit)
@@ -184,7 +178,7 @@ class Documents:
         result = await _ranking.scored(self._gateway, request, _task(asked, card, query, documents))
         shown = not voyage if asked.return_documents is None else asked.return_documents
         scores = result.scores[:, 0]
-        most = _cutting.agreed(top_n=asked.top_n, top_k=asked.top_k if voyage else None)
+        most = _cutting.agreed(top_n=asked.top_n or None, top_k=(asked.top_k or None) if voyage else None)
         order = _ranking.falling(scores, cast(int | None, most))
 
         def entry(place: int) -> dict[str, Any]:
@@ -214,10 +208,12 @@ def _check_known(asked: wire.RerankRequest) -> None:
 
 def _task(asked: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> RerankTask:
     whole = _cutting.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = cast(bool | str | None, _cutting.agreed(truncate=asked.truncate, truncation=asked.truncation))
+    wanted = _cutting.whether(asked.truncate, asked.truncation)
     most = cast(
         int | None,
-        _cutting.agreed(max_tokens_per_doc=asked.max_tokens_per_doc, max_doc_length=asked.max_doc_length),
+        _cutting.agreed(
+            max_tokens_per_doc=asked.max_tokens_per_doc or None, max_doc_length=asked.max_doc_length or None
+        ),
     )
     return _ranking.task_of(
         card,

@@ -44,7 +44,11 @@ class Tritons:
             address=str(address),
             model=address.model,
             version=address.revision,
-            names=Names(inputs=_texts(table.input_names), outputs=_texts(table.output_names)),
+            names=Names(
+                inputs=_texts(table.input_names),
+                outputs=_texts(table.output_names),
+                scores=not {"rerank", "classify"}.isdisjoint(table.tasks),
+            ),
             rpc_timeout_s=settings.connect_timeout_s,
             load_timeout_s=settings.load_timeout_s,
         )

@@ -292,7 +292,7 @@ class TritonHost:
             return [
                 Entry(
                     name=one.name,
-                    source=one.source or str(self._address(triton_name(one.name))),
+                    source=one.source or str(self._address(one.folders[0])),
                     backend="triton",
                     size=one.size,
                     managed=one.managed,
@@ -343,15 +343,9 @@ def entry_of(
 ) -> EntrySpec:
     """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
 
-    Raises ConfigError for settings that do not go together, and for a model that gives no dense vectors.
+    Raises ConfigError for settings that do not go together, and for an ensemble of texts over what it cannot be over.
     """
     text = stored.manifest.text_spec
-    if not text.dimension:
-        raise ConfigError(
-            f"{name} gives no dense vectors, and Shoal writes no other models into Triton's repository: run it here "
-            f'with `backend = "local"` in [models."{name}"]',
-            param="backend",
-        )
     platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
     if settings.triton_platform == "auto" and platforms and "onnxruntime" not in platforms:
         platform = "python"
@@ -367,6 +361,7 @@ def entry_of(
         graph=stored.graph,
         text=text,
         data=data,
+        token_width=token_width(stored),
         tokenizer=stored.tokenizer,
         source=stored.manifest.address,
         space=space_of(stored),
@@ -382,3 +377,20 @@ def entry_of(
             text_in=settings.triton_text_in if text_in is None else text_in,
         ),
     )
+
+
+def token_width(stored: Stored) -> int:
+    """Of the token vectors of a model's graph, -1 where it has none or leaves it open: a backend of Triton's refuses a
+    configuration that knows less of an output than the graph. Blocks."""
+    text = stored.manifest.text_spec
+    if not text.tokens:
+        return -1
+    if not any(module.startswith(("dense", "truncate")) for module in text.modules):
+        return text.dimension // len(text.pooling.split("+"))
+    try:
+        import onnx
+    except ImportError:  # then the python platform, which takes any width, is the only one that is sure to load it
+        return -1
+    graph = onnx.load(str(stored.graph), load_external_data=False).graph
+    output = next(one for one in graph.output if one.name == text.tokens)
+    return output.type.tensor_type.shape.dim[-1].dim_value or -1

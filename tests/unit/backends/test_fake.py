@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
@@ -306,3 +307,20 @@ def test_adapters_change_the_answer(virtual: Run[None]) -> None:
         assert [piece.text async for piece in pieces] == ["A", " B"]
 
     virtual(main)
+
+
+def test_texts_are_guessed_by_their_length_at_once() -> None:
+    """28 MB as quickly as a word, and a pair by both of its texts."""
+    pipeline = FakePipeline(FakeScript())
+    assert [pipeline.estimate(item) for item in ("abcdef", ("abc", "def"), [7, 8, 9])] == [3, 3, 3]
+    long = "word " * 5_600_000
+    begun = time.perf_counter()
+    assert pipeline.estimate(long) == pipeline.estimate((long, long)) == MAX_TOKENS + 1
+    assert time.perf_counter() - begun < 0.05
+
+
+def test_tokens_are_those_that_were_read() -> None:
+    """After the cut, as every model counts them."""
+    (found,) = FakePipeline(FakeScript()).prepare([(Embed(model="m", inputs=[]), "w " * (MAX_TOKENS + 9))])
+    assert isinstance(found, Prepared)
+    assert (found.tokens, found.cost, found.truncated) == (MAX_TOKENS, MAX_TOKENS, True)

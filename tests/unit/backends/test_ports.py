@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends._ports import NOT_FINITE, Port, checked, example, least_cosine, score_difference
+from shoal.backends._ports import NOT_FINITE, Port, checked, example, least_cosine, rows_of, score_difference
 from shoal.errors import InputRejected
-from shoal.types import Activation, Array
+from shoal.types import Activation, Array, MultiSpec, SparseSpec, TextSpec
 
 INT = np.dtype(np.int64)
 PORTS = (Port("ids", INT, (None, None)), Port("mask", INT, (None, None)))
@@ -89,6 +90,27 @@ def test_least_cosine_is_the_worst_row() -> None:
     right = [np.eye(3) * 2, np.array([[1.0, 1.0]])]
     assert least_cosine(left, right) == pytest.approx(2**-0.5)
     assert least_cosine(left, left) == pytest.approx(1.0)
+
+
+def test_rows_of_zeros_say_nothing() -> None:
+    """Two of them agree; where there is nothing else, nothing was compared."""
+    zero, one = np.zeros((1, 2)), np.ones((1, 2))
+    assert least_cosine([zero, one], [zero, one]) == pytest.approx(1.0)
+    assert least_cosine([zero], [zero]) == least_cosine([], []) == least_cosine([one[:0]], [one[:0]]) == 0.0
+
+
+def test_late_interaction_alone_is_compared_by_its_tokens() -> None:
+    """Those that are no padding; beside a dense vector that one counts, and weights of tokens never."""
+    spec = TextSpec(tokenizer="t", inputs=("ids",), dimension=0, max_tokens=8, multi=MultiSpec(dimension=3))
+    tokens = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    outputs = {"multi_vectors": tokens, "token_weights": np.ones((2, 2)), "pooled": np.ones((2, 4))}
+    feeds = {"attention_mask": np.array([[1, 0], [1, 1]])}
+    late, _, _ = rows_of(outputs, feeds, spec)
+    np.testing.assert_array_equal(late, [tokens[0, 0], tokens[1, 0], tokens[1, 1]])
+    both = msgspec.structs.replace(spec, dimension=4, sparse=SparseSpec(output="token_weights", per="token"))
+    (dense,) = rows_of(outputs, feeds, both)
+    assert dense is outputs["pooled"]
+    assert len(rows_of(outputs, feeds, None)) == 2
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])

@@ -102,6 +102,7 @@ def test_pull_stores_a_model(shoal: Shoal, folder: Path, home: Path) -> None:
     assert result.exit_code == 0
     assert "tiny is ready" in result.stdout
     assert f"shoal serve file:{folder}" in result.stdout
+    assert "graph: built by a test; verified not yet: when it is first served" in result.stdout
     assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
 
 
@@ -160,6 +161,24 @@ def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., Stored])
     facts = json.loads(shoal("show", "org/judge", "--json").stdout)
     assert (facts["task"], facts["labels"], facts["activation"]) == ("classify", "no, yes", "softmax")
     assert not {"dimension", "pooling", "similarity"} & set(facts)
+
+
+def test_show_tells_variants(shoal: Shoal, put: Callable[..., Stored], home: Path) -> None:
+    """What was made of the graph on this machine: bytes, and parity and speed where these were measured."""
+    stored = put("org/tiny")
+    assert json.loads(shoal("show", "org/tiny", "--json").stdout)["variants"] == {}
+    for variant in ("int8", "fp16"):
+        (stored.path / f"model.{variant}.onnx").write_bytes(b"x" * 700)
+    parity = {"key": "openvino", "min_cosine": 0.98629, "mean_cosine": 0.99873, "speed": {"16x8": 2.5}, "bytes": 700}
+    Store(home).note(stored, "variant_int8", parity)
+    facts = json.loads(shoal("show", "org/tiny", "--json").stdout)
+    assert facts["graph_source"] == "built"
+    measured = {name: parity[name] for name in ("min_cosine", "mean_cosine", "speed", "bytes")}
+    assert facts["variants"] == {"int8": measured, "fp16": {"bytes": 700}}
+    shown = shoal("show", "org/tiny").stdout
+    assert "int8: 700 B, mean cosine to f32 0.9987, least 0.9863, 2.5x f32 (16x8); fp16: 700 B" in shown
+    Store(home).note(stored, "variant_fp16", {"key": "openvino", "max_difference": 0.01, "bytes": 700})
+    assert "fp16: 700 B, scores move by 0.0100 of their range" in shoal("show", "org/tiny").stdout
 
 
 def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., Stored]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript
+from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, tokens_of
 from shoal.core.batcher import Lane
 from shoal.core.protocols import Counted, Prepared, Row, Tensors
 from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
@@ -315,5 +315,58 @@ def test_waiting_for_a_core_is_not_the_cost_of_a_call(virtual: Run[None]) -> Non
         cost = lane.replicas[0].facts.cost
         assert cost.fixed == pytest.approx(0.001, rel=0.05)
         assert cost.per_token == pytest.approx(0.0001, rel=0.05)
+
+    virtual(main)
+
+
+class Finishing(FakePipeline):
+    """Cannot finish a batch that holds `bad`; `calls` are the sizes that it was given."""
+
+    def __init__(self, error: Exception, bad: str) -> None:
+        super().__init__(FakeScript())
+        self.error, self.bad = error, tokens_of(bad)
+        self.calls: list[int] = []
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError]:
+        self.calls.append(len(batch))
+        if any(item.tensors["ids"].tolist() == self.bad for item in batch):
+            raise self.error
+        return super().finish(outputs, batch)
+
+
+def test_an_answer_that_cannot_be_made_is_its_own_requests(virtual: Run[None]) -> None:
+    """A bug in finishing fails the item that meets it; the others of its batch get their rows, without another call."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=10))
+        lane.pipeline = pipeline = Finishing(ZeroDivisionError("oh"), "bad")
+        good, bad, more = await gathered(
+            lane.run(embed("good", "fine"), context()),
+            lane.run(embed("bad"), context()),
+            lane.run(embed("c"), context()),
+        )
+        assert right(good, ["good", "fine"])
+        assert right(more, ["c"])
+        assert isinstance(bad, InternalError)
+        assert "ZeroDivisionError" in bad.message
+        assert pipeline.calls == [4, 1, 1, 1, 1]
+        assert list(engine(lane).batches) == [(4, 1)]
+        with pytest.raises(InternalError, match="oh"):
+            await lane.run(embed("bad"), context())
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_an_answer_that_is_refused_is_looked_for_as_before(virtual: Run[None]) -> None:
+    """An error that the pipeline raises on purpose is about the batch: that is halved."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=10))
+        lane.pipeline = pipeline = Finishing(EngineFailed("no such output"), "bad")
+        good, bad = await gathered(lane.run(embed("good"), context()), lane.run(embed("bad"), context()))
+        assert right(good, ["good"])
+        assert isinstance(bad, EngineFailed)
+        assert pipeline.calls == [2, 1, 1]
 
     virtual(main)

@@ -300,6 +300,27 @@ async def test_a_bug_in_the_pipeline_is_every_items_error(bug: str) -> None:
     assert isinstance(desk.delivered[2][2], Prepared)
 
 
+async def test_a_bug_that_one_request_meets_is_not_its_neighbours() -> None:
+    """Those that were prepared together with it are prepared again, each by itself."""
+    desk = Desk()
+
+    def explode(outcomes: list[Prepared | ShoalError]) -> list[Prepared | ShoalError]:
+        if any(isinstance(one, Prepared) and one.tokens == 4 for one in outcomes):
+            raise ZeroDivisionError
+        return outcomes
+
+    desk.pipeline.answer = explode
+    before, bad, after = desk.add("a b", "c"), desk.add("one", "this one is bad"), desk.add("d")
+    await until(lambda: len(desk.delivered) == 5)
+    assert [(pending, index) for pending, index, _ in desk.delivered] == [
+        (before, 0), (before, 1), (bad, 0), (bad, 1), (after, 0)
+    ]  # fmt: skip
+    outcomes = [outcome for _, _, outcome in desk.delivered]
+    assert [one.tokens for one in outcomes if isinstance(one, Prepared)] == [2, 1, 1]
+    assert [str(one) for one in outcomes[2:4]] == ["preparing the input failed: ZeroDivisionError()"] * 2
+    assert len(desk.jobs) == 4
+
+
 async def test_a_cancelled_job_gives_its_thread_back() -> None:
     """When the pool is closed under it nothing is delivered, and nothing is blocked."""
     desk = Desk(count=1)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from shoal.backends.fake import FakeScript, scores_of, tokens_of, vector_of
+from shoal.core import similarity
 from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
 from shoal.core.limits import BULK_ABOVE, size_of, traffic_of
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.registry import Model, Registry
+from shoal.core.threads import Threads
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, Unsupported
 from shoal.types import (
     Classify,
@@ -30,7 +33,9 @@ from shoal.types import (
     unpack,
 )
 from tests.unit.core.conftest import Run
-from tests.unit.core.lanes import context, engine, make_lane
+from tests.unit.core.lanes import Inline, context, engine, make_lane
+
+T = TypeVar("T")
 
 DOCUMENTS = ["a b", "c", "d e f"]
 
@@ -50,7 +55,7 @@ class Told(Observer):
         self.calls.append((model, task, outcome))
 
 
-def gateway(**models: FakeScript) -> tuple[Gateway, Told]:
+def gateway(threads: Threads | None = None, /, **models: FakeScript) -> tuple[Gateway, Told]:
     registry = Registry()
     for name, script in models.items():
         tasks: tuple[TaskKind, ...] = ("embed",)
@@ -60,7 +65,7 @@ def gateway(**models: FakeScript) -> tuple[Gateway, Told]:
         model = Model(name)
         model.loaded(BatchedRunner(make_lane(script), facts))
         registry.add(model)
-    return Gateway(registry, told := Told(), clock=asyncio.get_running_loop().time), told
+    return Gateway(registry, told := Told(), threads=threads, clock=asyncio.get_running_loop().time), told
 
 
 def expected(query: str, *documents: str, raw: bool = False, labels: int = 1) -> Any:
@@ -163,6 +168,31 @@ def test_the_default_is_of_the_task(virtual: Run[None]) -> None:
         alone, _ = gateway(judge=FakeScript(labels=3))
         with pytest.raises(ModelNotFound, match="can rerank"):
             alone.registry.find("", "rerank")
+
+    virtual(main)
+
+
+def test_large_rankings_by_vectors_are_done_in_the_gateway_s_threads(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces; small ones are done where they are."""
+
+    class Counting(Inline):
+        pieces = 0
+
+        async def run(self, call: Callable[[], T]) -> T:
+            self.pieces += 1
+            return await super().run(call)
+
+    async def main() -> None:
+        threads = Counting()
+        served, _ = gateway(threads, late=FakeScript(vectors="dense+multi"))
+        few = await served.run(rerank(*DOCUMENTS, queries=("a b",)), context())
+        assert few.scores[0, 0] == pytest.approx(2.0)
+        assert threads.pieces == 0
+        monkeypatch.setattr(similarity, "INLINE", 0)
+        assert np.array_equal((await served.run(rerank(*DOCUMENTS, queries=("a b",)), context())).scores, few.scores)
+        assert threads.pieces == 1
 
     virtual(main)
 

@@ -63,7 +63,8 @@ def test_linger_is_an_upper_bound() -> None:
     assert taken(queue, 1.01).flush == "age"
     for _ in range(8):
         queue.add(Work(arrived=2.0), 2.0)
-    assert len(taken(queue, 2.0).entries) == 8
+    batch = taken(queue, 2.0)
+    assert (len(batch.entries), batch.flush) == (8, "full"), "exactly as many as may be"
 
 
 def test_batches_stop_at_each_limit() -> None:

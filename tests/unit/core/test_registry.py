@@ -180,6 +180,22 @@ def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
     assert registry(talks, embeds).find("", "rerank") is embeds
 
 
+def scoring(name: str, tasks: tuple[TaskKind, ...], *, default_for: tuple[TaskKind, ...] = ()) -> Model:
+    model = Model(name, default_for=default_for)
+    model.loaded(Embedder(tasks))
+    return model
+
+
+def test_who_asks_for_labels_means_a_classifier() -> None:
+    """A reranker can classify, and does where nothing else is known to, unless it is the default by its name."""
+    ranker, judge = scoring("ranker", ("rerank", "classify")), scoring("judge", ("classify",))
+    names = registry(Model("late"), ranker, judge)
+    assert (names.find("", "classify"), names.find("", "rerank")) == (judge, ranker)
+    assert registry(Model("late"), ready("embeds"), ranker).find("", "classify") is ranker
+    chosen = scoring("chosen", ("rerank", "classify"), default_for=("classify",))
+    assert registry(judge, chosen).find("", "classify") is chosen
+
+
 def test_exact_names_are_got_without_a_hint() -> None:
     """By name or alias; None for what is not there, and "" is no default here."""
     names = registry(model := Model("m", ("al",)))

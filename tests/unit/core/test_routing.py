@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from shoal.core.protocols import Runner
+from shoal.core.protocols import Runner, TextCodec
 from shoal.core.routing import ByTask
 from shoal.errors import Unsupported
 from shoal.types import Context, Embed, Generate, Sampling
-from tests.unit.core.runners import Embedder
+from tests.unit.core.runners import Codec, Embedder
 from tests.unit.core.talks import talking
 
 CTX = Context(id="r", deadline=1e12)
@@ -68,3 +69,36 @@ async def test_what_generates_can_check() -> None:
         ByTask([Embedder(("embed",)), talking()]).check(
             Generate(model="m", prompts=["a"], sampling=Sampling(min_p=0.5))
         )
+
+
+class Shows(Embedder, Codec):
+    """Embeds, and shows its tokenizer."""
+
+
+class Hides(Embedder, Codec):
+    """Has the methods, and no tokenizer."""
+
+    async def tokenize(self, texts: object, *, add_special_tokens: bool, prompt_name: str | None) -> Any:
+        raise Unsupported("no tokenizer")
+
+    async def decode(self, ids: object, *, skip_special_tokens: bool) -> Any:
+        raise Unsupported("no tokenizer")
+
+
+async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
+    """Whatever task it is for."""
+    model = ByTask([Embedder(("generate",)), Hides(("rerank",)), Shows(("embed",))])
+    assert isinstance(model, TextCodec)
+    tokens = await model.tokenize(["ab"], add_special_tokens=True, prompt_name="p")
+    assert [token.text for token in tokens[0]] == ["p", "a", "b"]
+    assert await model.decode([[97]], skip_special_tokens=False) == ["a$"]
+
+
+@pytest.mark.parametrize("runner", [Embedder(), Hides()])
+async def test_a_tokenizer_that_nobody_shows(runner: Runner) -> None:
+    """In the words of a model without one."""
+    model = ByTask([runner])
+    with pytest.raises(Unsupported, match="does not show its tokenizer"):
+        await model.tokenize(["a"], add_special_tokens=True, prompt_name=None)
+    with pytest.raises(Unsupported, match="does not show its tokenizer"):
+        await model.decode([[1]], skip_special_tokens=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -13,86 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends.openai import engine as engine_module
-from shoal.core.batcher import Lane, LaneOptions
-from shoal.core.planner import Limits
-from shoal.core.protocols import Engine, ModelFacts, Observer, Pipeline, Runner
-from shoal.core.threads import Threads
+from shoal.core.protocols import Runner
 from shoal.errors import ConfigError, InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamRefused
-from shoal.llm import upstream
-from shoal.llm.upstream import Wanted, client_of, offered, open_upstream, served_name
+from shoal.llm.upstream import client_of, offered, served_name
 from shoal.models.address import Served, parse_address, parse_served
-from shoal.settings import ModelTable, Settings
-from shoal.types import Array, Chunk, Context, Embed, Embedded, Generate, Message
+from shoal.settings import Settings
+from shoal.types import Array, Chunk, Context, Generate, Message
 from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, Script, answer, vector_of
+from tests.unit.llm.kit import NO_MODEL, NO_ROUTE, Open, chats, embed
 from tests.unit.models import checkpoints
-
-NO_MESSAGES = answer({"error": {"message": "messages: at least one is needed"}}, 400)
-NO_ROUTE = answer({"detail": "Not Found"}, 404)
-NO_MODEL = answer({"error": {"message": "The model `other` does not exist.", "code": "model_not_found"}}, 404)
-HEY = {"choices": [{"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}], "model": "up/model"}
-
-Open = Callable[..., Coroutine[Any, Any, Runner]]
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a server looks all the time."""
-    monkeypatch.setattr(upstream, "RETRY_S", (0.001,))
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeUpstream]:
-    """It embeds and chats."""
-    async with FakeUpstream() as made:
-        made.on("/chat/completions", chats)
-        yield made
-
-
-async def chats(exchange: Exchange) -> None:
-    await (answer(HEY) if exchange.request.json["messages"] else NO_MESSAGES)(exchange)
-
-
-@pytest.fixture
-async def opened(server: FakeUpstream, tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens the model of these servers (one: `server`); what was opened is closed at the end."""
-    runners: list[Runner] = []
-    threads = Threads("prepare", 1)
-
-    def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-        options = LaneOptions(model="m", limits=Limits(), max_items=100, space=facts.space)
-        return Lane(pipeline, engines, options, threads=threads, observer=Observer())
-
-    async def open_(
-        *servers: FakeUpstream, model: str = "up/model", notes: list[str] | None = None, **fields: Any
-    ) -> Runner:
-        addresses = [parse_address(f"openai+http://{one.target}#{model}") for one in servers or (server,)]
-        settings = fields.pop("settings", Settings(home=str(tmp_path), offline=True, connect_timeout_s=2.0))
-        wanted = Wanted(
-            name="m",
-            source=",".join(map(str, addresses)),
-            addresses=addresses,
-            settings=settings,
-            table=ModelTable(**fields),
-        )
-        told: list[str] = [] if notes is None else notes
-        runner = await open_upstream(wanted, lane, told.append)
-        runners.append(runner)
-        return runner
-
-    yield open_
-    for runner in runners:
-        await runner.aclose()
-    threads.close()
-
-
-async def embed(runner: Runner, *texts: str, **fields: Any) -> Embedded:
-    ctx = Context(id="r", deadline=time.monotonic() + 10.0)
-    answer = await runner.run(Embed(model="m", inputs=list(texts), **fields), ctx)
-    assert isinstance(answer, Embedded)
-    return answer
 
 
 async def chat(runner: Runner, **fields: Any) -> list[Chunk]:
@@ -165,7 +93,9 @@ class TestWhatItCanDo:
     async def test_neither(self, server: FakeUpstream, opened: Open) -> None:
         for path in ("/embeddings", "/chat/completions"):
             server.on(path, NO_ROUTE)
-        with pytest.raises(ConfigError, match=r"neither embeds nor chats \(Not Found\): check the name and the path"):
+        with pytest.raises(
+            ConfigError, match=r"neither embeds, scores nor chats \(Not Found\): check the name and the path"
+        ):
             await opened()
 
     async def test_a_model_that_is_not_there(self, server: FakeUpstream, opened: Open) -> None:

@@ -43,8 +43,9 @@ def rename(folder: Path, model_type: str, **more: object) -> Path:
     return folder
 
 
-def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool) -> Exported:
     """What it leaves is a model that can be converted."""
+    assert graph
     progress("export", 0.5)
     shutil.copytree(folder, into, dirs_exist_ok=True)
     rename(into, "bert")
@@ -52,7 +53,9 @@ def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], 
 
 
 def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
-    with pytest.raises(ModelFileError, match="model_type"):
+    with pytest.raises(
+        ModelFileError, match=r"^config.json: model_type: 'modernbert' .*pip install -e '\.\[convert\]'"
+    ):
         prepare(address, store=store)
     assert store.entries() == []
 
@@ -66,13 +69,13 @@ def test_it_is_exported_converted_and_verified(store: Store, address: Address, r
     assert manifest.verification is not None
     assert manifest.text_spec.dimension == HIDDEN
     assert ("export", 0.5) in recorder.steps
-    assert any("exported by PyTorch" in line for line in recorder.lines)
+    assert any("PyTorch exports it" in line for line in recorder.lines)
     assert not list(stored.path.glob(".export-*"))
     assert set(manifest.files) == {"model.onnx", "tokenizer.json"}
 
 
 def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> None:
-    def fails(*_: object) -> Exported:
+    def fails(*_: object, graph: bool) -> Exported:
         raise VerificationFailed("the exported graph does not agree with PyTorch")
 
     with pytest.raises(VerificationFailed):
@@ -80,7 +83,7 @@ def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> 
     assert store.entries() == []
 
 
-def never(*_: object) -> Exported:
+def never(*_: object, graph: bool) -> Exported:
     pytest.fail("it was exported")
 
 
@@ -105,7 +108,9 @@ def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: P
     """Shoal builds BERT, but not with relative positions; PyTorch does."""
     folder = rename(checkpoint(tmp_path / "model"), "bert", position_embedding_type="relative_key")
 
-    def export(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> Exported:
+    def export(
+        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
+    ) -> Exported:
         shutil.copytree(folder, into, dirs_exist_ok=True)
         rename(into, "bert", position_embedding_type="absolute")
         return Exported(folder=str(into), kind="encoder")
@@ -137,11 +142,39 @@ def test_a_prompt_that_is_left_out_is_an_input(tmp_path: Path) -> None:
     assert as_published.take_folder(folder, tmp_path).spec.inputs == ("input_ids", "attention_mask", "pooling_mask")
 
 
+@pytest.mark.parametrize(("types", "names", "inputs"), [(2, None, 3), (1, None, 2), (2, ["input_ids"], 2)])
+def test_a_classifier_runs_from_its_folder(
+    folder: Path, tmp_path: Path, types: int, names: list[str] | None, inputs: int
+) -> None:
+    """With the labels of its files; it reads segments where it has some and its tokenizer tells them."""
+    rename(
+        folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"0": "x"}, type_vocab_size=types
+    )
+    (folder / "modules.json").unlink()
+    if names is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names, "model_max_length": 9}))
+    spec = as_published.take_folder(folder, tmp_path).spec
+    assert spec.score is not None
+    assert (spec.score.labels, spec.tasks, spec.outputs) == (("x",), ("rerank", "classify"), ("logits",))
+    assert spec.inputs == ("input_ids", "attention_mask", "token_type_ids")[:inputs]
+
+
+def test_splade_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
+    """A masked language model, which has no vectors of tokens to give."""
+    rename(folder, "modernbert", architectures=["XForMaskedLM"], _name_or_path="org/splade-x")
+    (folder / "modules.json").unlink()
+    spec = as_published.take_folder(folder, tmp_path).spec
+    assert (spec.kinds, spec.outputs, spec.dimension) == (("sparse",), ("sparse_embedding",), 0)
+
+
 def test_what_its_files_do_not_say_is_refused(folder: Path, tmp_path: Path) -> None:
-    """A classifier's head means what only its class says; and weights must be readable."""
-    rename(folder, "modernbert", architectures=["ModernBertForSequenceClassification"])
-    with pytest.raises(ModelFileError, match="'convert' extra"):
+    """Labels that make no sense, and weights that are not readable."""
+    modules = (folder / "modules.json").read_bytes()
+    (folder / "modules.json").unlink()
+    rename(folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"1": "x"})
+    with pytest.raises(ModelFileError, match="id2label"):
         as_published.take_folder(folder, tmp_path)
+    (folder / "modules.json").write_bytes(modules)
     rename(folder, "modernbert", architectures=None)
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelFileError, match="not a safetensors file"):

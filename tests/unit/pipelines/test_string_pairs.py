@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.core.protocols import EngineFacts, Prepared
+from shoal.core.protocols import Counted, EngineFacts, Prepared
 from shoal.errors import InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.tokenizer import TextTokenizer
@@ -62,11 +62,35 @@ def test_pairs_and_texts_share_a_call() -> None:
     assert all(array.dtype == object for array in tensors.values())
 
 
+def test_a_server_that_takes_one_query() -> None:
+    """Pairs of one first text share a call; answers are the same however they were joined."""
+    pipeline = made(one_query=True, raw=False, passes=TEI)
+    same, too, other = (one(pipeline, pair) for pair in (("q", "a"), ("q", "b"), ("r", "a")))
+    assert same.group == too.group != other.group
+    alone = [one(pipeline, text, classify()) for text in ("q", "a")]
+    assert alone[0].group == alone[1].group != same.group
+    assert same.key == one(made(raw=False, passes=TEI), ("q", "a")).key
+
+
+def test_tokens_that_the_server_counts(tokenizer: TextTokenizer) -> None:
+    """They replace the estimate; a row that failed has none, and a tokenizer here needs no help."""
+    pipeline = made(raw=False, token_count="token_count")
+    batch = [one(pipeline, ("q", "d")), one(pipeline, ("q", "e"))]
+    assert batch[0].outputs == ("scores", "token_count")
+    rows: dict[str, Array] = {"scores": np.array([[0.5], [np.nan], [0]]), "token_count": np.array([[7], [8], [9]])}
+    good, bad = pipeline.finish(rows, batch)
+    assert isinstance(good, Counted)
+    assert (good.tokens, np.asarray(good.row).tolist()) == (7, [0.5])
+    assert isinstance(bad, NotFinite)
+    assert one(made(token_count="token_count", tokenizer=tokenizer), ("q", "d")).outputs == ("scores",)
+
+
 class TestScores:
     ROWS: Array = np.array([[0.5], [-2.0], [np.nan]], dtype=np.float32)
 
     def finished(self, pipeline: StringPairPipeline, *tasks: Rerank) -> list[Array | ShoalError]:
-        return pipeline.finish({"scores": self.ROWS}, [one(pipeline, ("a", "b"), task) for task in tasks])
+        rows = pipeline.finish({"scores": self.ROWS}, [one(pipeline, ("a", "b"), task) for task in tasks])
+        return [row for row in rows if not isinstance(row, Counted)]
 
     def test_logits_are_activated_here(self) -> None:
         """For who asked for no raw ones; both share a call."""

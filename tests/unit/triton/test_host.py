@@ -259,6 +259,13 @@ class TestEntries:
         assert found["theirs"].source == f"triton://{triton.target}#theirs"
         assert {entry.backend for entry in found.values()} == {"triton"}
 
+    async def test_a_folder_that_no_name_leads_to(self, host: TritonHost, triton: FakeTriton, folder: Path) -> None:
+        """Somebody's own: it is listed as it is called, and spoils no list."""
+        foreign(folder, "a+b")
+        assert [(entry.name, entry.source) for entry in await host.entries()] == [
+            ("a+b", f"triton://{triton.target}#a+b")
+        ]
+
     async def test_of_the_index(
         self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
     ) -> None:
@@ -367,13 +374,16 @@ class TestEntry:
             entry_of(NAME, stored, Settings(triton_platform="tensorrt"))
         assert caught.value.param == "triton_platform"
 
-    def test_what_gives_no_dense_vectors_runs_elsewhere(self, stored: Stored) -> None:
+    def test_an_ensemble_of_texts_is_over_dense_vectors(self, stored: Stored) -> None:
+        """Nothing else is what a client without a tokenizer could make sense of."""
         text = msgspec.structs.replace(
             stored.manifest.text_spec, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid")
         )
         other = Stored(stored.path, msgspec.structs.replace(stored.manifest, text=text))
-        with pytest.raises(ConfigError, match='backend = "local"'):
-            entry_of(NAME, other, Settings())
+        assert entry_of(NAME, other, Settings()).space == ""
+        with pytest.raises(ConfigError, match="gives no dense vectors: load it without text_in") as caught:
+            entry_of(NAME, other, Settings(triton_text_in=True))
+        assert caught.value.param == "triton_text_in"
 
     def test_what_was_asked_with_the_load_wins(self, stored: Stored) -> None:
         settings = Settings(triton_text_in=True)

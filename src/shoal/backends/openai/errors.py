@@ -22,11 +22,13 @@ from shoal.errors import (
 )
 
 _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate")
+_BUDGET = re.compile(r"max_tokens_per_request|tokens per (\w+ )?(request|batch|call)", re.IGNORECASE)
 _ERROR = msgspec.json.Decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
+_TASKS = r"chat|completions|embeddings?|rerank(?:ing)?|scor(?:e|ing)|classif(?:y|ication)"
 _NO_TASK = re.compile(
-    r"not support(ed)?\b.*\b(chat|completions|embeddings?)\b|\b(chat|completions|embeddings?)\b.*\bnot supported"
-    r"|(cannot|does not) (generate|embed)",
+    rf"not support(ed)?\b.*\b({_TASKS})\b|\b({_TASKS})\b.*\bnot supported"
+    r"|(cannot|does not) (generate|embed|rerank|score|classify)",
     re.IGNORECASE,
 )
 
@@ -95,12 +97,12 @@ def _passed_on(answer: Answer) -> bytes:
 
 
 def engine_error(answer: Answer, where: str) -> ShoalError:
-    """For a batch of embeddings: the same, as an Engine may raise it."""
+    """For a batch of embeddings or scores: the same, as an Engine may raise it."""
     status = answer.status
     if error := refused_key(answer, where):
         return error
     words = said(answer)
-    if status == 413:
+    if status == 413 or (status in (400, 422) and _BUDGET.search(answer.own_words)):
         return OutOfMemory(f"the batch is larger than the server at {where} takes{words}: lower max_batch_tokens")
     if status == 429 or (status == 503 and retry_after(answer.headers) is not None):
         return Overloaded(

@@ -29,6 +29,7 @@ class UsageWire(msgspec.Struct):
     completion_tokens: Any = None
     input_tokens: Any = None
     output_tokens: Any = None
+    total_tokens: Any = None
     prompt_tokens_details: TokenDetails | None = None
     completion_tokens_details: TokenDetails | None = None
     input_tokens_details: TokenDetails | None = None
@@ -44,6 +45,11 @@ class UsageWire(msgspec.Struct):
             cached_tokens=_tokens(before.cached_tokens),
             reasoning_tokens=_tokens(after.reasoning_tokens),
         )
+
+    @property
+    def read(self) -> int:
+        """Tokens that went in, where nothing is generated: some servers tell a total alone. 0: it does not tell."""
+        return _tokens(self.prompt_tokens) or _tokens(self.input_tokens) or _tokens(self.total_tokens)
 
 
 def _tokens(told: object) -> int:
@@ -141,11 +147,12 @@ class VectorsWire(msgspec.Struct):
 
 class ModelWire(msgspec.Struct):
     """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others;
-    `tasks`, `context_tokens` and `max_input_tokens` are Shoal's own. Others may mean something else by these names, so
-    that every type has to be looked at."""
+    `tasks`, `labels`, `context_tokens` and `max_input_tokens` are Shoal's own. Others may mean something else by these
+    names, so that every type has to be looked at."""
 
     id: str
     tasks: Any = None
+    labels: Any = None
     context_tokens: Any = None
     max_input_tokens: Any = None
     max_model_len: Any = None
@@ -157,8 +164,15 @@ class ModelWire(msgspec.Struct):
     def able(self) -> tuple[TaskKind, ...]:
         """The tasks that it names; none where it names none that are known."""
         told = self.tasks if isinstance(self.tasks, list) else []
-        known: tuple[TaskKind, ...] = ("embed", "generate")
+        known: tuple[TaskKind, ...] = ("embed", "rerank", "classify", "generate")
         return tuple(task for task in known if task in told)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels that it names, in the order of a classifier's scores."""
+        told = self.labels if isinstance(self.labels, list) else []
+        named = tuple(label for label in told if isinstance(label, str))
+        return named if len(set(named)) == len(told) else ()
 
     @property
     def context(self) -> int | None:
@@ -185,3 +199,58 @@ def _count(*told: object) -> int | None:
 
 class ModelsWire(msgspec.Struct):
     data: list[ModelWire]
+
+
+class ScoreWire(msgspec.Struct):
+    """An entry of /score, or of /rerank, which has `relevance_score`."""
+
+    index: int | None = None
+    score: float | None = None
+    relevance_score: float | None = None
+
+
+class UnitsWire(msgspec.Struct):
+    input_tokens: Any = None
+
+
+class MetaWire(msgspec.Struct):
+    """Cohere's."""
+
+    tokens: UnitsWire | None = None
+    billed_units: UnitsWire | None = None
+
+
+class ScoresWire(msgspec.Struct):
+    """/score and Voyage have `data`, the others `results`."""
+
+    data: list[ScoreWire] | None = None
+    results: list[ScoreWire] | None = None
+    usage: UsageWire | None = None
+    meta: MetaWire | None = None
+
+    @property
+    def read(self) -> int:
+        """Tokens that went in; 0 where it does not tell."""
+        units = (self.meta.tokens, self.meta.billed_units) if self.meta is not None else ()
+        told = [_tokens(each.input_tokens) for each in units if each is not None]
+        return (self.usage.read if self.usage is not None else 0) or next(filter(None, told), 0)
+
+
+class LabelWire(msgspec.Struct):
+    label: str
+    score: float | None = None
+
+
+class ClassWire(msgspec.Struct):
+    """vLLM's: `label` is that of the largest of `probs`."""
+
+    probs: list[float | None]
+    index: int | None = None
+    label: str | None = None
+
+
+class ClassesWire(msgspec.Struct):
+    """/classify of vLLM, and of Infinity with every label by its name."""
+
+    data: list[ClassWire | list[LabelWire]]
+    usage: UsageWire | None = None

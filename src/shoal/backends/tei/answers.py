@@ -10,7 +10,7 @@ of text. A large answer is decoded in pieces, since a decoder holds the interpre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,7 +38,6 @@ Row = list[float | None]
 
 _ROWS = msgspec.json.Decoder(list[msgspec.Raw])
 _VECTORS = msgspec.json.Decoder(list[Row])
-_MATRICES = msgspec.json.Decoder(list[list[Row]])
 _SPARSE = msgspec.json.Decoder(list[list[_Term]])
 _PREDICTIONS = msgspec.json.Decoder(list[list[_Prediction]])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
@@ -46,28 +45,16 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 async def vectors(body: bytes, count: int, where: str) -> Vectors:
     """Of /embed: float32 [count, dimension]."""
-    rows: list[Vectors] = []
-    for piece in await _pieces(body, _VECTORS, count, where):
-        if len({len(row) for row in piece}) > 1:
-            raise EngineFailed(f"the server at {where} answered vectors of several lengths")
-        rows.append(_array(piece))
-        await _turn(len(body))
-    if len({each.shape[1] for each in rows}) != 1 or not rows[0].shape[1]:
-        raise EngineFailed(f"the server at {where} answered vectors of several lengths, or of none")
-    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+    return await _rows(body, count, where, "vectors")
 
 
 async def token_vectors(body: bytes, count: int, where: str) -> Array:
-    """Of /embed_all: an object array [count] of float32 [tokens, dimension]."""
+    """Of /embed_all: an object array [count] of float32 [tokens, dimension], all of one dimension."""
     found = np.empty(count, dtype=object)
-    at = 0
-    for piece in await _pieces(body, _MATRICES, count, where):
-        for matrix in piece:
-            if not matrix or len({len(row) for row in matrix}) != 1 or not matrix[0]:
-                raise EngineFailed(f"the server at {where} answered token vectors of several lengths, or none")
-            found[at] = _array(matrix)
-            at += 1
-        await _turn(len(body))
+    for at, matrix in enumerate(_parts(body, count, where)):
+        found[at] = await _rows(bytes(matrix), None, where, "token vectors")
+    if len({matrix.shape[1] for matrix in found}) > 1:
+        raise EngineFailed(f"the server at {where} answered token vectors of several lengths")
     return found
 
 
@@ -75,7 +62,7 @@ async def sparse_vectors(body: bytes, count: int, where: str) -> Array:
     """Of /embed_sparse: an object array [count] of SparseVector."""
     found = np.empty(count, dtype=object)
     at = 0
-    for piece in await _pieces(body, _SPARSE, count, where):
+    for piece in _pieces(body, _SPARSE, count, where):
         for terms in piece:
             found[at] = _sparse(terms, where)
             at += 1
@@ -89,7 +76,7 @@ async def scores(body: bytes, count: int, labels: Sequence[str], where: str) -> 
     places = {label: at for at, label in enumerate(labels)}
     found = np.empty((count, len(labels)), dtype=np.float32)
     at = 0
-    for piece in await _pieces(body, _PREDICTIONS, count, where):
+    for piece in _pieces(body, _PREDICTIONS, count, where):
         for told in piece:
             values = {places.get(each.label, 0 if len(labels) == 1 else -1): each.score for each in told}
             values.pop(-1, None)
@@ -127,21 +114,46 @@ def _array(rows: Sequence[Row]) -> Vectors:
         return np.array(rows, dtype=np.float32)
 
 
-async def _pieces(body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, where: str) -> list[list[T]]:
-    """The decoded rows of an answer, in pieces of about PIECE_BYTES."""
+async def _rows(body: bytes, count: int | None, where: str, what: str) -> Vectors:
+    """The rows of a matrix, all of one length: float32 [count, dimension]."""
+    rows: list[Vectors] = []
+    for piece in _pieces(body, _VECTORS, count, where):
+        if len({len(row) for row in piece}) > 1:
+            raise EngineFailed(f"the server at {where} answered {what} of several lengths")
+        rows.append(_array(piece))
+        await _turn(len(body))
+    if len({each.shape[1:] for each in rows}) != 1 or not rows[0].size:
+        raise EngineFailed(f"the server at {where} answered {what} of several lengths, or of none")
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _pieces(body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int | None, where: str) -> Iterator[list[T]]:
+    """The decoded rows of an answer, in pieces of about PIECE_BYTES. Of a large answer they are counted first."""
     try:
         if len(body) <= PIECE_BYTES:
-            pieces = [decoder.decode(body)]
-        else:
-            pieces = []
-            for part in _parted(_ROWS.decode(body)):
-                pieces.append(decoder.decode(b"[" + b",".join(part) + b"]"))
-                await _turn(len(body))
+            rows = decoder.decode(body)
+            _check_count(len(rows), count, where)
+            yield rows
+            return
+        for part in _parted(_parts(body, count, where)):
+            yield decoder.decode(b"[" + b",".join(part) + b"]")
     except _UNREADABLE as error:
         raise EngineFailed(f"the server at {where} answered what it should not have: {error}") from None
-    if (rows := sum(map(len, pieces))) != count:
+
+
+def _parts(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
+    """The rows of an answer as they are written."""
+    try:
+        rows = _ROWS.decode(body)
+    except _UNREADABLE as error:
+        raise EngineFailed(f"the server at {where} answered what it should not have: {error}") from None
+    _check_count(len(rows), count, where)
+    return rows
+
+
+def _check_count(rows: int, count: int | None, where: str) -> None:
+    if count is not None and rows != count:
         raise EngineFailed(f"the server at {where} answered {rows} rows for {count} inputs")
-    return pieces
 
 
 def _parted(rows: Sequence[Any]) -> list[list[bytes]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,13 +12,22 @@ import numpy as np
 
 from shoal.backends._http_answer import Answer, said
 from shoal.backends._http_client import Client
+from shoal.backends._presence import Presence
 from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
 from shoal.backends.tei import answers
 from shoal.backends.tei.calls import ROUTES, body_of
 from shoal.backends.tei.errors import batch_limit, engine_error
 from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.room import Room
 from shoal.core.protocols import CostModel, EngineFacts, Tensors
-from shoal.errors import EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    InternalError,
+    Overloaded,
+    TransportFailed,
+)
 from shoal.types import Array, Vectors
 
 logger = logging.getLogger("shoal.tei")
@@ -38,8 +46,9 @@ LOOK_AGAIN_S = 1.0
 
 LOOK_TIMEOUT_S = 2.0
 
-SLOW_LOOKS = 3
-"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
+ASK_EVERY = 1
+"""Looks at a server that is well, of which one asks the model itself: /info of a server that was started anew with
+other weights, or another prompt, reads as before."""
 
 TINY = 1e-12
 TOKENS = "x-compute-tokens"
@@ -67,7 +76,11 @@ class TeiEngine:
     `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent as
     they are. `info` is what the server says of itself, read again at each look; with `slots` calls in flight no more
     inputs are there than it has permits. `admit` is awaited each time the server comes back or changes its model, and
-    raises a ShoalError to keep it out; it may call `infer`.
+    raises a ShoalError to keep it out; it may call `infer`. So may `same`, which is awaited while the server serves,
+    and raises ConfigError for one whose model is another now: it is then out of service until it is admitted again.
+
+    `dimension` is that of the model, once it is known: a vector of any other length is EngineFailed, and takes the
+    server out of service.
     """
 
     def __init__(
@@ -77,63 +90,54 @@ class TeiEngine:
         name: str,
         *,
         admit: Admit,
+        same: Admit | None = None,
         slots: int = SLOTS,
         serving: bool = False,
     ) -> None:
         self.client = client
         self.info = info
-        self.reason = "" if serving else "it was not reached yet"
+        self.dimension: int | None = None
         self._name = name
+        self._same = same
         self._slots = slots
-        self._admit = admit
-        self._ready = serving
-        self._closed = False
         self._refused: int | None = None
+        self._token_width: int | None = None
         self._running = 0
-        self._idle = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
+        self._looks = 0
+        self._admit = admit
+        self._presence = Presence(name, logger, look=self._look, admit=self._admitted, serving=serving)
         self._facts = self._stated()
 
     @property
     def facts(self) -> EngineFacts:
         return self._facts
 
+    @property
+    def reason(self) -> str:
+        """Why it is not ready."""
+        return self._presence.reason
+
     def ready(self) -> bool:
-        return self._ready
+        return self._presence.ready
 
     def start(self) -> None:
         """Begin to watch the server; once."""
-        self._watch = asyncio.create_task(self._keep(), name=f"watch {self._name}")
+        self._presence.start(look_s=LOOK_S, again_s=LOOK_AGAIN_S)
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        if self._closed:
-            raise TransportFailed(f"{self._name} is closed: send the request again")
         if unknown := set(outputs) - set(self._facts.outputs):
             raise InternalError(f"{self._name} has no output {unknown.pop()!r}")
-        self._running += 1
-        try:
-            return await self._answered(_items(inputs), outputs, params, deadline)
-        except TransportFailed as error:
-            self._lost(error)
-            raise
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+        with self._presence.calling():
+            self._running += 1
+            try:
+                return await self._answered(_items(inputs), outputs, params, deadline)
+            finally:
+                self._running -= 1
 
     async def aclose(self) -> None:
-        self._closed = True
-        self._ready = False
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
-        while self._running:
-            self._idle.clear()
-            await self._idle.wait()
+        await self._presence.aclose()
 
     def _stated(self) -> EngineFacts:
         info = self.info
@@ -169,7 +173,7 @@ class TeiEngine:
         counts: list[int] = []
         for name in names:
             parts, counts = await self._called(name, items, params, deadline)
-            if name == "embedding" and len({part.shape[1] for part in parts}) > 1:
+            if name == "embedding" and len({part.shape[1] for part in parts}) > 1:  # while `dimension` is not known
                 raise EngineFailed(f"the server at {self.client.base} answered vectors of several lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
@@ -184,18 +188,20 @@ class TeiEngine:
         counts: list[int] = []
         while len(counts) < len(items):
             some = items[len(counts) : len(counts) + self._facts.max_batch_size]
-            answer = await self._asked(route, some, params, deadline)
+            room = self._room(name, len(some))
+            answer = await self._asked(route, some, params, deadline, room.size)
             if answer is None:
                 continue  # it takes fewer at once, and has told how many
+            room.check(answer.body, self.client.base)
             parts.append(await self._read(name, answer, len(some), params))
             counts += _counts(answer, some)
         return parts, counts
 
     async def _asked(
-        self, route: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float
+        self, route: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, most: int
     ) -> Answer | None:
         """The answer to a call; None where the server has told that it takes smaller ones alone."""
-        answer = await self.client.post(route, body_of(route, items, params), deadline)
+        answer = await self.client.post(route, body_of(route, items, params), deadline, most=most)
         if answer.status == 200:
             return answer
         limit = batch_limit(answer)
@@ -206,7 +212,7 @@ class TeiEngine:
             return None
         error = engine_error(answer, self.client.base)
         if answer.status in (401, 403):  # no batch can help: others may have a replica that takes the key
-            self._lost(error)
+            self._presence.lost(error)
         raise error
 
     async def _read(self, name: str, answer: Answer, count: int, params: Mapping[str, Any]) -> Array:
@@ -214,19 +220,42 @@ class TeiEngine:
         if "html" in answer.content_type:
             raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
         if name == "embedding":
-            return _cut(await answers.vectors(body, count, where), params)
+            rows = _cut(await answers.vectors(body, count, where), params)
+            if self.dimension is not None:
+                self._check_width(rows.shape[1], min(params.get("dimensions") or self.dimension, self.dimension))
+            return rows
         if name == "tokens":
-            return await answers.token_vectors(body, count, where)
+            matrices = await answers.token_vectors(body, count, where)
+            # Not the model's dimension: layers after pooling change that alone.
+            self._token_width = self._token_width or matrices[0].shape[1]
+            self._check_width(matrices[0].shape[1], self._token_width)
+            return matrices
         if name == "sparse":
             return await answers.sparse_vectors(body, count, where)
         return await answers.scores(body, count, self.info.labels, where)
 
-    def _lost(self, error: ShoalError) -> None:
-        if self._ready:
-            logger.warning("%s is out of service: %s", self._name, error.message)
-        self._ready = False
-        self.reason = error.message
-        self._wake.set()
+    def _room(self, name: str, count: int) -> Room:
+        """What an answer of so many rows has at most."""
+        if name == "embedding":
+            return Room.of_vectors(count, self.dimension)
+        if name == "tokens":
+            return Room.of_tokens(count, self.info.max_input_length or self.info.max_batch_tokens, self._token_width)
+        return Room.of_sparse(count) if name == "sparse" else Room.of_scores(count, self.info.labels)
+
+    def _check_width(self, found: int, expected: int) -> None:
+        if found == expected:
+            return
+        error = EngineFailed(
+            f"the server at {self.client.base} answered vectors of {found} numbers instead of {expected}: it is another"
+            " model; serve it under a name of its own, or load the model again"
+        )
+        if self.ready():  # others may have a replica that is right; this one is asked before it serves again
+            self._presence.lost(error)
+        raise error
+
+    async def _admitted(self) -> None:
+        self._token_width = None
+        await self._admit(self)
 
     async def _look(self) -> None:
         """Whether the server is well, and what it says of itself. Raises ShoalError."""
@@ -235,45 +264,27 @@ class TeiEngine:
             raise TransportFailed(f"{self.client.base}/health answers status {answer.status}{said(answer)}")
         info = info_of(await self.client.get("/info", time.monotonic() + LOOK_TIMEOUT_S), self.client.base)
         if info == self.info:
+            await self._ask()
             return
         if not info.same_model(self.info):
-            self._lost(EngineFailed(f"the server at {self.client.base} has another model: {info.model_id}"))
+            self._presence.lost(EngineFailed(f"the server at {self.client.base} has another model: {info.model_id}"))
         self.info, self._refused = info, None
         self._facts = self._stated()
 
-    async def _keep(self) -> None:
-        missed = 0
-        while True:
-            await self._pause(LOOK_S if self._ready and not missed else LOOK_AGAIN_S)
-            try:
-                await self._look()
-                if not self._ready:
-                    await self._admit(self)
-                    self._ready, self.reason = True, ""
-                    logger.info("%s is in service", self._name)
-                missed = 0
-            except ShoalError as error:
-                missed += 1
-                if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
-                    self._lost(error)
-                elif not self._ready and error.message != self.reason:
-                    logger.warning("%s cannot serve: %s", self._name, error.message)
-                    self.reason = error.message
-            except Exception as error:  # a bug here must not end the watch: the model would never come back
-                logger.exception("watching %s failed in an unforeseen way", self._name)
-                self._lost(InternalError(f"watching the server failed: {error!r}"))
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep; a request that loses the server while it serves ends it."""
-        if not self._ready:
-            await asyncio.sleep(seconds)
+    async def _ask(self) -> None:
+        """Whether the model is the same still. Not while that could take a permit that a batch needs: whoever restarts
+        a server breaks the calls that it runs, which brings it out of service anyway."""
+        self._looks += 1
+        facts = self._facts
+        spare = not self._running or facts.slots * facts.max_batch_size < self.info.max_concurrent_requests
+        if self._same is None or not self.ready() or self._looks % ASK_EVERY or not spare:
             return
-        self._wake.clear()
         try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
+            await self._same(self)
+        except (Overloaded, DeadlineExceeded):  # it is busy, which says nothing of its model
             pass
+        except ConfigError as error:
+            self._presence.lost(error)
 
 
 def _items(inputs: Tensors) -> list[Any]:

@@ -178,4 +178,5 @@ def _labels(told: LabelsWire, where: str) -> tuple[str, ...]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 2**53
+    """A class's number; names that are none come last."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 2**53

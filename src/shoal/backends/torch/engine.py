@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,13 +18,13 @@ from shoal.backends._compile import MAX_DIFFERENCE, MIN_COSINE
 from shoal.backends._errors import engine_error
 from shoal.backends._local import Lanes, LocalEngine
 from shoal.backends._options import Checked, EngineOptions, layout, usable_cores
-from shoal.backends._ports import Port, checked, least_cosine, score_difference
+from shoal.backends._ports import Port, checked, least_cosine, rows_of, score_difference
 from shoal.backends._shapes import WarmUp, is_probe, ladder, length_buckets, shapes, size_buckets
 from shoal.backends._slots import Outputs, Slots
 from shoal.backends.torch.network import Network, published_precision
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import ConfigError, MissingExtra
-from shoal.types import Array, TextSpec
+from shoal.types import Array, TextSpec, digest_of
 
 CUDA_SLOTS = 2
 """One batch computes; the other is copied to the device and queued behind it. A third would only wait."""
@@ -33,7 +32,7 @@ CUDA_SLOTS = 2
 CUDA_STEP = 8
 """Lengths on a GPU are multiples of this: the kernels for 16 bits want aligned rows."""
 
-HALVES = ("fp16", "bf16")
+HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
 """Precisions that `auto` tries, in this order: fp16 is eight times as fine, bf16 never overflows."""
 
 
@@ -180,7 +179,7 @@ def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOp
     right = _rows(exact, ports, options)
     for key, half in keys.items():
         fast = network(half)
-        found = _compared(key, right, _rows(fast, ports, options), spec)
+        found = _compared(key, right, _rows(fast, ports, options), spec=spec, half=half)
         if _agrees(found):
             exact.free()
             return _Loaded(fast, device, _told(half, found, spec), found)
@@ -188,10 +187,12 @@ def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOp
     return _Loaded(exact, device, _told(half, found, spec), found)
 
 
-def _compared(key: str, exact: Sequence[Array], fast: Sequence[Array], spec: TextSpec) -> Checked:
+def _compared(
+    key: str, exact: Sequence[Array], fast: Sequence[Array], *, spec: TextSpec, half: Literal["fp16", "bf16"]
+) -> Checked:
     if spec.score is None:
-        return Checked(key, min_cosine=least_cosine(exact, fast))
-    return Checked(key, max_difference=score_difference(exact, fast, spec.score.activation))
+        return Checked(key, min_cosine=least_cosine(exact, fast), precision=half)
+    return Checked(key, max_difference=score_difference(exact, fast, spec.score.activation), precision=half)
 
 
 def _agrees(found: Checked) -> bool:
@@ -207,24 +208,17 @@ def _told(half: str, found: Checked, spec: TextSpec) -> str:
 
 
 def _key(device: _Device, precision: str, samples: Sequence[Tensors]) -> str:
-    digest = hashlib.sha256()
-    for sample in samples:
-        for name, array in sorted(sample.items()):
-            digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
-    return f"torch {device.version}; {device.title}; {precision}; samples {digest.hexdigest()[:16]}"
+    return f"torch {device.version}; {device.title}; {precision}; samples {digest_of(samples)}"
 
 
 def _rows(network: Network, ports: Sequence[Port], options: EngineOptions) -> list[Array]:
-    """Every matrix that the network answers for the samples. Token outputs hold numbers of padding and are left out:
-    those of three axes, and the one of two that a spec can name."""
+    """What the network answers for the samples, to be compared."""
     assert options.spec is not None
-    sparse = options.spec.sparse
-    of_tokens = sparse.output if sparse is not None and sparse.per == "token" else None
-    wanted = [name for name in options.spec.outputs if name not in (of_tokens, options.spec.tokens)]
     rows: list[Array] = []
     for sample in options.samples:
-        answers = network.run(checked(sample, ports, options.max_length), wanted, threading.Event())
-        rows.extend(tensor.cpu().numpy() for tensor in answers.values() if tensor.ndim == 2)
+        feeds = checked(sample, ports, options.max_length)
+        answers = network.run(feeds, options.spec.outputs, threading.Event())
+        rows.extend(rows_of({name: one.cpu().numpy() for name, one in answers.items()}, feeds, options.spec))
     return rows
 
 

@@ -1,125 +1,73 @@
-"""A model's folder as sentence-transformers lays it out: where the encoder lies, and the modules that have weights."""
+"""A model's folder as its author published it: which parts a TextSpec says it has, and where their weights lie."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from shoal.errors import ModelFileError
-from shoal.types import TextSpec
+from shoal.types import PartsSpec, TextSpec
 
-MODULES = "modules.json"
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 TRUNCATE = "truncate"
+_MANIFEST = "manifest.json"
 _PICKLE = "pytorch_model.bin"
-_STEPS = {"Dense": "dense", "LayerNorm": "layer_norm", "Normalize": "normalize"}
-"""Kinds in modules.json, by the name that TextSpec.modules has for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A module after the encoder: `kind` is "dense", "layer_norm", "normalize" or "truncate". `path` is the folder of
-    its weights; `activation` and `residual` (x is added to what it makes of x) are a dense one's."""
-
-    kind: str
-    path: str = ""
-    activation: str = ""
-    residual: bool = False
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """`encoder`: the folder of config.json inside the model's folder. `tokens`: what is applied to token vectors,
-    `after`: to a pooled one, in order. `splade`: how logits become weights: "max" or "sum" over the tokens, of "relu"
-    or "log1p_relu"."""
+def parts_of(spec: TextSpec) -> PartsSpec:
+    """What stands around the encoder. The spec alone says it: the files of the folder are read once, when a model is
+    stored, so that two readings cannot differ. Where nobody read them, it is an encoder at the folder's top and its
+    pooling, and nothing else.
 
-    encoder: str
-    tokens: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
-    splade: tuple[str, str] = ("max", "relu")
-
-
-def read_layout(folder: Path, spec: TextSpec) -> Layout:
-    """Where the parts of a model are that `spec` describes.
-
-    What they mean is the spec's to say: modules.json only tells the places, and must list the same modules after the
-    pooling. Raises ModelFileError where it lists others, leads out of the folder or is not readable.
+    Raises ModelFileError for a spec that has more than that, and does not say where it lies or contradicts itself.
     """
-    entries = _entries(folder)
-    kinds = [kind for kind, _ in entries]
-    pooling = kinds.index("Pooling") if "Pooling" in kinds else len(entries)
-    splade = next((_object(folder, f"{path}/config.json") for kind, path in entries if kind == "SpladePooling"), {})
-    return Layout(
-        encoder=next((path for kind, path in entries if kind.endswith("Transformer")), ""),
-        tokens=tuple(_dense(folder, path, "") for kind, path in entries[:pooling] if kind == "Dense"),
-        after=_after(folder, spec, [entry for entry in entries[pooling:] if entry[0] in _STEPS]),
-        splade=(str(splade.get("pooling_strategy", "max")), str(splade.get("activation_function", "relu"))),
-    )
-
-
-def _after(folder: Path, spec: TextSpec, entries: list[tuple[str, str]]) -> tuple[Step, ...]:
-    if not spec.dimension or spec.score is not None:
-        return ()
-    steps = []
-    wanted = [module.partition(":") for module in spec.modules]
-    given = [_STEPS[kind] for kind, _ in entries]
-    if given != [kind for kind, _, _ in wanted if kind != TRUNCATE]:
+    parts = spec.parts or PartsSpec()
+    dense = spec.dimension and spec.score is None
+    said = tuple(module.partition(":")[0] for module in spec.modules) if dense else ()
+    there = tuple(step.kind for step in parts.after) if dense else ()
+    heads = spec.sparse is not None or spec.multi is not None
+    by_token = spec.sparse is not None and spec.sparse.per == "token"
+    if said != there or (heads and spec.parts is None) or (by_token and parts.token_weights is None):
         raise ModelFileError(
-            f"lists {', '.join(given) or 'nothing'} after the pooling, but the model was stored with "
-            f"{', '.join(spec.modules) or 'nothing'}; pull the model again",
-            file=MODULES,
+            "does not say where the parts of the model lie, which an engine that runs its folder needs; pull the model "
+            "again",
+            file=_MANIFEST,
+            key="parts",
         )
-    places = iter(entries)
-    for kind, _, activation in wanted:
-        path = "" if kind == TRUNCATE else next(places)[1]
-        steps.append(_dense(folder, path, activation) if kind == "dense" else Step(kind, path))
-    return tuple(steps)
+    return parts
 
 
-def _dense(folder: Path, path: str, activation: str) -> Step:
-    """Where the spec has no word for its activation it is the one that the module's own file names, or none."""
-    config = _object(folder, f"{path}/config.json")
-    said = config.get("activation_function")
-    own = said.rpartition(".")[2].lower() if isinstance(said, str) else "identity"
-    return Step("dense", path, activation or own, bool(config.get("use_residual", False)))
+def weights_of(folder: Path, path: str, tensor: str) -> Path:
+    """The safetensors file of a module that holds `tensor`: the one of all its weights, or the shard that an index
+    names. Raises ModelFileError when there is none."""
+    file, index = folder / path / WEIGHTS, folder / path / INDEX
+    if file.is_file():
+        return file
+    if index.is_file():
+        return _shard(index, _name(folder, index), tensor)
+    pickled = (folder / path / _PICKLE).is_file()
+    why = f"is missing, and {_PICKLE} can hide code, so it is not read" if pickled else "is missing"
+    raise ModelFileError(f"{why}; serve a revision that has safetensors", file=_name(folder, file))
 
 
-def weights_of(folder: Path, path: str) -> Path:
-    """The safetensors file of a module. Raises ModelFileError when there is none."""
-    file = folder / path / WEIGHTS
-    if not file.is_file():
-        pickled = (folder / path / _PICKLE).is_file()
-        why = f"is missing, and {_PICKLE} can hide code, so it is not read" if pickled else "is missing"
-        raise ModelFileError(f"{why}; serve a revision that has safetensors", file=f"{path}/{WEIGHTS}".lstrip("/"))
-    return file
-
-
-def _entries(folder: Path) -> list[tuple[str, str]]:
-    """(kind, path) of every module; none where there is no modules.json."""
-    place = folder / MODULES
-    if not place.is_file():
-        return []
+def _shard(index: Path, name: str, tensor: str) -> Path:
     try:
-        listed = msgspec.json.decode(place.read_bytes(), type=list[dict[str, Any]])
-    except msgspec.MsgspecError as error:
-        raise ModelFileError(f"is not a list of modules ({error}); fetch the model again", file=MODULES) from None
-    entries = []
-    for index, entry in enumerate(listed):
-        kind, path = entry.get("type"), entry.get("path")
-        if not isinstance(kind, str) or not isinstance(path, str):
-            raise ModelFileError("every module needs a type and a path", file=MODULES, key=f"[{index}]")
-        path = path.rstrip("/")
-        if path and {"", ".", ".."} & set(path.replace("\\", "/").split("/")):
-            raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
-        entries.append((kind.rpartition(".")[2], path))
-    return entries
+        places = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+        raise ModelFileError(f"is no index of weights ({error}); fetch the model again", file=name) from None
+    shard = places.get(tensor)
+    if shard is None:
+        raise ModelFileError("is in no shard; fetch the model again", file=name, key=tensor)
+    if not shard or {"/", "\\", "\0"} & set(shard) or not (index.parent / shard).is_file():
+        raise ModelFileError(f"names {shard!r}, which is no file beside it; fetch the model again", file=name)
+    return index.parent / shard
 
 
-def _object(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ModelFileError(f"is not readable ({error}); fetch the model again", file=name) from None
+def _name(folder: Path, file: Path) -> str:
+    return file.relative_to(folder).as_posix()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shoal.backends.torch.folder import TRUNCATE, Layout, Step, weights_of
+from shoal.backends.torch.folder import TRUNCATE, parts_of, weights_of
 from shoal.errors import ModelFileError
-from shoal.types import TextSpec
+from shoal.types import LayerSpec, TextSpec
 
 Tensor: TypeAlias = Any
 """A torch.Tensor; PyTorch is no dependency of the type checker."""
@@ -21,9 +21,6 @@ NORM_EPS = 1e-5
 
 SHORTEST = 1e-12
 """Least length that a vector is divided by, as in torch.nn.functional.normalize."""
-
-SPARSE_WEIGHTS = "sparse_linear.safetensors"
-MULTI_WEIGHTS = "colbert_linear.safetensors"
 
 
 class Linear:
@@ -71,20 +68,17 @@ Module: TypeAlias = Callable[[Tensor], Tensor]
 class Heads:
     """What a model has after its encoder, with the weights on `device`."""
 
-    def __init__(self, folder: Path, layout: Layout, spec: TextSpec, device: str) -> None:
-        """Raises ModelFileError for weights that are missing or unreadable."""
+    def __init__(self, folder: Path, spec: TextSpec, device: str) -> None:
+        """Raises ModelFileError for weights that are missing, unreadable or of other sizes than the spec's."""
+        parts = parts_of(spec)
         self._spec = spec
         self._modes = spec.pooling.split("+")
-        self._after = [
-            _cut(spec.dimension) if step.kind == TRUNCATE else _module(folder, step, device) for step in layout.after
-        ]
-        self._splade = layout.splade
-        self._sparse: Module | None = None
+        self._after = [_module(folder, step, device) for step in parts.after] if spec.dimension else []
+        self._splade = parts.splade
+        self._sparse = None if parts.token_weights is None else _module(folder, parts.token_weights, device)
         self._multi: list[Module] = []
-        if spec.sparse is not None and spec.sparse.per == "token":
-            self._sparse = _linear(folder, SPARSE_WEIGHTS, "relu", device)
         if spec.multi is not None:
-            self._multi = [*_late(folder, layout, device), normalize]
+            self._multi = [*(_module(folder, step, device) for step in parts.late), normalize]
 
     def of(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
         """The `wanted` outputs, f32, of token vectors [b, l, width]; masks are integers [b, l]."""
@@ -129,16 +123,6 @@ class Heads:
 
 def _cut(dimension: int) -> Module:
     return lambda x: x[..., :dimension]
-
-
-def _late(folder: Path, layout: Layout, device: str) -> list[Module]:
-    """The layers over token vectors: modules of their own (PyLate), a file of their own (bge-m3), or one linear layer
-    beside the encoder's weights (ColBERT as first published)."""
-    if layout.tokens:
-        return [_module(folder, step, device) for step in layout.tokens]
-    if (folder / MULTI_WEIGHTS).is_file():
-        return [_linear(folder, MULTI_WEIGHTS, "identity", device)]
-    return [_of_linear(folder, weights_of(folder, layout.encoder), Step("dense", activation="identity"), device)]
 
 
 def _first(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -224,42 +208,39 @@ def activation_of(name: str) -> Module:
     return known[name]
 
 
-def _module(folder: Path, step: Step, device: str) -> Module:
+def _module(folder: Path, step: LayerSpec, device: str) -> Module:
     if step.kind == "normalize":
         return normalize
-    place = weights_of(folder, step.path)
+    if step.kind == TRUNCATE:
+        return _cut(step.dimension)
+    into, out = step.takes, step.dimension
     if step.kind == "layer_norm":
-        tensors = _tensors(folder, place, ("norm.weight", "norm.bias"), device)
-        return LayerNorm(tensors["norm.weight"], tensors["norm.bias"])
-    return _of_linear(folder, place, step, device)
+        return LayerNorm(*(_tensor(folder, step, f"{step.stem}{name}", (out,), device) for name in ("weight", "bias")))
+    weight = _tensor(folder, step, f"{step.stem}weight", (out, into), device)
+    bias = _tensor(folder, step, f"{step.stem}bias", (out,), device) if step.bias else None
+    added: Tensor | Literal[True] | None = None
+    if step.residual:
+        added = True if into == out else _tensor(folder, step, "residual.weight", (out, into), device)
+    return Linear(weight, bias, step.activation, added)
 
 
-def _of_linear(folder: Path, place: Path, step: Step, device: str) -> Module:
-    tensors = _tensors(folder, place, ("linear.weight",), device, maybe=("linear.bias", "residual.weight"))
-    added = tensors.get("residual.weight", True) if step.residual else None
-    return Linear(tensors["linear.weight"], tensors.get("linear.bias"), step.activation, added)
-
-
-def _linear(folder: Path, name: str, activation: str, device: str) -> Module:
-    """A head in a file of its own, with the tensors `weight` and `bias`."""
-    tensors = _tensors(folder, folder / name, ("weight", "bias"), device)
-    return Linear(tensors["weight"], tensors["bias"], activation)
-
-
-def _tensors(
-    folder: Path, place: Path, needed: tuple[str, ...], device: str, *, maybe: tuple[str, ...] = ()
-) -> dict[str, Tensor]:
-    """Those tensors of a file, as f32 on the device. Raises ModelFileError for one of `needed` that is not there."""
+def _tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
+    """One tensor of a module, as f32 on the device. Raises ModelFileError when it is absent or of another shape."""
     from safetensors import SafetensorError, safe_open
 
+    place = folder / step.file if step.file else weights_of(folder, step.path, tensor)
     name = place.relative_to(folder).as_posix()
     try:
         with safe_open(place, framework="pt") as file:
-            there = set(file.keys())
-            found = {key: file.get_tensor(key) for key in (*needed, *maybe) if key in there}
+            found = file.get_tensor(tensor) if tensor in file.keys() else None  # noqa: SIM118 - it is no dictionary
     except (OSError, SafetensorError) as error:
         raise ModelFileError(f"cannot be read ({error}); fetch the model again", file=name) from None
-    for tensor in needed:
-        if tensor not in found:
-            raise ModelFileError("is missing; fetch the model again", file=name, key=tensor)
-    return {key: value.float().to(device) for key, value in found.items()}
+    if found is None:
+        raise ModelFileError("is missing; fetch the model again", file=name, key=tensor)
+    if tuple(found.shape) != shape:
+        raise ModelFileError(
+            f"has shape {list(found.shape)}, but the model was stored with {list(shape)}; pull the model again",
+            file=name,
+            key=tensor,
+        )
+    return found.float().to(device)

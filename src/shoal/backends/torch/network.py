@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shoal.backends._errors import essence
-from shoal.backends.torch.folder import Layout, read_layout
+from shoal.backends.torch.folder import parts_of
 from shoal.backends.torch.heads import Heads, Tensor
 from shoal.core.protocols import Tensors
 from shoal.errors import ModelFileError
@@ -41,12 +41,11 @@ class Network:
 
     def __init__(self, folder: Path, spec: TextSpec, precision: str, device: str) -> None:
         """Loads the model. Raises ModelFileError when transformers cannot, or when weights are missing."""
-        layout = read_layout(folder, spec)
         self.precision = precision
         self.device = device
         self._spec = spec
-        self._model = _load(folder, layout, spec, precision).to(device).eval()
-        self._heads = Heads(folder, layout, spec, device)
+        self._model = _load(folder, spec, precision).to(device).eval()
+        self._heads = Heads(folder, spec, device)
         self._takes = set(inspect.signature(self._model.forward).parameters)
         self._bounds = _bounds(self._model)
         self.positions = _positions(self._model)
@@ -123,7 +122,7 @@ class Network:
 
 def published_precision(folder: Path, spec: TextSpec) -> str:
     """The precision that a model's config.json says its weights have. Raises ModelFileError."""
-    config = _config(folder / read_layout(folder, spec).encoder)
+    config = _config(folder / parts_of(spec).encoder)
     return NAMED.get(str(config.dtype).rpartition(".")[2], "f32") if config.dtype is not None else "f32"
 
 
@@ -143,13 +142,13 @@ def _config(folder: Path) -> Any:
     return config
 
 
-def _load(folder: Path, layout: Layout, spec: TextSpec, precision: str) -> Model:
+def _load(folder: Path, spec: TextSpec, precision: str) -> Model:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it would warn of is an error here
-    place = folder / layout.encoder
+    place = folder / parts_of(spec).encoder
     config = _config(place)
     optional = ""
     if spec.score is not None:

@@ -1,5 +1,5 @@
-"""One model on one Triton server, wherever it is found there, and an embedding model as an engine: batches out over
-gRPC."""
+"""One model on one Triton server, wherever it is found there, and one that embeds or scores as an engine: batches out
+over gRPC."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Target:
 
 def schema_of(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Schema:
     """How a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
-    named = names is not None and (names.inputs or names.outputs)  # only an embedder's tensors have such names
+    named = names is not None and (names.inputs or names.outputs or names.scores)  # nothing that generates has those
     return (None if named else detect_llm(config, metadata)) or detect(config, metadata, names)
 
 

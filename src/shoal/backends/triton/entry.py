@@ -95,8 +95,9 @@ class EntrySpec:
 
     `graph`: the ONNX file, or the plan for `tensorrt`; `data`: its external weights, files under the graph's folder.
     `inputs` and `outputs` are the graph's; empty stands for int64 inputs and float32 outputs as `text` names them.
-    `tokenizer`: the tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its
-    vectors mean. `precision`: the graph's own ("f32", "f16", ...).
+    `token_width`: of its token vectors, where it has them; -1 for a graph that leaves it open. `tokenizer`: the
+    tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean.
+    `precision`: the graph's own ("f32", "f16", ...).
     """
 
     name: str
@@ -105,6 +106,7 @@ class EntrySpec:
     data: tuple[Path, ...] = ()
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    token_width: int = -1
     tokenizer: Path | None = None
     source: str = ""
     space: str = ""
@@ -120,6 +122,13 @@ class EntrySpec:
                 f"gpu, or give a graph that is fp16 itself (this one is {self.precision})",
                 param="triton_fp16",
             )
+        if options.text_in and not (self.text.dimension and self.text.frame_tokens):
+            why = "reads texts as no tokenizer there does" if self.text.dimension else "gives no dense vectors"
+            raise ConfigError(
+                f"an ensemble that takes texts gives the dense vectors of an encoder, and {self.name} {why}: load it "
+                "without text_in, and let Shoal tokenise",
+                param="triton_text_in",
+            )
         if options.text_in and self.tokenizer is None:
             raise ModelFileError(
                 "is needed where Triton takes texts: load without text_in, or give a tokenizer", file="tokenizer.json"
@@ -131,11 +140,23 @@ class EntrySpec:
     @property
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs."""
-        names = dict.fromkeys((self.text.sentence_embedding, self.text.pooled))
+        given = output_dims(self.text, self.token_width)
         return (
             self.inputs or tuple(Tensor(name, "INT64", (-1,)) for name in self.text.inputs),
-            self.outputs or tuple(Tensor(name, "FP32", (self.text.dimension,)) for name in names),
+            self.outputs or tuple(Tensor(name, "FP32", dims) for name, dims in given.items()),
         )
+
+
+def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
+    """What a graph gives for one text, by the names of its outputs; -1: one for each token, or not known."""
+    heads: dict[str, tuple[int, ...]] = {text.tokens: (-1, token_width)}
+    if text.score is not None:
+        heads[text.score.output] = (len(text.score.labels),)
+    if text.sparse is not None:
+        heads[text.sparse.output] = (text.vocab_size or -1,) if text.sparse.per == "vocabulary" else (-1,)
+    if text.multi is not None:
+        heads[text.multi.output] = (-1, text.multi.dimension)
+    return {name: heads.get(name, (text.dimension,)) for name in text.outputs}
 
 
 @dataclass(frozen=True, slots=True)

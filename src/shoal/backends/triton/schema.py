@@ -1,5 +1,5 @@
 """What a model on Triton wants and gives, read from its ModelConfig and ModelMetadata: pure, and the only place that
-knows the conventions of those who put embedding models on Triton.
+knows the conventions of those who put embedding models, rerankers and classifiers on Triton.
 
 Dims in a ModelConfig leave the batch axis out where max_batch_size is above 0; shapes in ModelMetadata hold it as a
 leading -1. `reshape` is between Triton and the model: clients send and get `dims`.
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.errors import ConfigError, EngineFailed
-from shoal.types import Array
+from shoal.types import Array, TextSpec
 
-Style: TypeAlias = Literal["tokens", "text", "nim", "litellm"]
+Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs"]
 Level: TypeAlias = Literal["sentence", "token"]
 Batch: TypeAlias = Literal["config", "free", "one", "none"]
 
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask")
-TEXT = "text"
+TEXT, PAIR = "text", "pair"
 SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT = (
     "sentence_embedding",
     "pooled",
@@ -29,6 +31,7 @@ SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT = (
     "embedding",
     "token_count",
 )
+SPARSE, LOGITS = "sparse_embedding", "logits"
 TOKEN_OUTPUTS = (
     SENTENCE,
     POOLED,
@@ -42,6 +45,12 @@ TOKEN_OUTPUTS = (
 )
 """Which of several outputs of a model that reads token ids is taken: the first of these that it has. BERT's
 pooler_output was never trained to be an embedding, so it is only taken where there is nothing else."""
+
+SCORE_OUTPUTS = (LOGITS, "scores", "score")
+"""What a model that scores calls its scores, so that nobody need say what it is."""
+
+PAIRS = ((TEXT, PAIR), (TEXT, "text_pair"), ("query", "passage"), ("query", "document"))
+"""What models that read two texts together call them."""
 
 TEXT_OUTPUTS = (EMBEDDING, "embeddings", SENTENCE, "sentence_embeddings", POOLED, "output")
 
@@ -74,16 +83,19 @@ _PARAMETERS = "shoal_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The operator's word on a model's tensors: canonical name to the model's own."""
+    """The operator's word on a model's tensors: canonical name to the model's own. `scores`: it answers scores,
+    whatever it calls them."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
     """One tensor that Shoal fills or reads. `dims` are those of one item, -1 for any size; `column`: texts go out as
-    [n, 1] and not as [n]; `axes`: how many axes an item of an answer has (a vector 1, token vectors 2, a count 0)."""
+    [n, 1] and not as [n]; `axes`: how many axes an item of an answer has (a vector 1, token vectors 2, a count 0).
+    Scores are called "logits", whether an activation was put over them or not."""
 
     canonical: str
     name: str
@@ -95,12 +107,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedder:
-    """How an embedding model on Triton is called.
+    """How a model on Triton that embeds or scores is called.
 
     `outputs`: the one that is meant to be used stands first. `batch`: "config" (max_batch_size is above 0), "free" (a
     leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
-    number. `instances`: calls that the server computes side by side. `dimension` None: only an answer tells.
-    `level` "token": the answer holds a vector for each token. `length`: the only sequence length that it takes, 0 for
+    number. `instances`: calls that the server computes side by side. `dimension` of its first output (of scores, how
+    many labels there are); None: only an answer tells. `level` "token": it gives a vector for each token, and none for
+    the text. `length`: the only sequence length that it takes, 0 for
     any. `masked`: it is told which tokens are padding. `precision` "": not known. `parameters`: those that Shoal's
     repository writer leaves (`shoal_source` and so on). `version`: the newest that is loaded.
     """
@@ -185,12 +198,12 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
     style, inputs = _inputs(model, names)
     batch, length = _batch(model, inputs[0], style)
     ports = tuple(_input_port(model, canonical, tensor, batch, style) for canonical, tensor in inputs)
+    parameters = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PARAMETERS)}
     if style == "tokens":
-        outputs = _token_outputs(model, batch, names)
+        outputs = _written_outputs(model, batch, names, parameters) or _token_outputs(model, batch, names)
     else:
         style, outputs = _text_outputs(model, batch, names, style)
     first = outputs[0]
-    parameters = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PARAMETERS)}
     return Embedder(
         name=model.name,
         style=style,
@@ -199,8 +212,8 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
         batch=batch,
         max_batch_size={"config": model.max_batch_size, "free": 0}.get(batch, 1),
         instances=instances_of(config),
-        dimension=first.dims[-1] if first.dims[-1] > 0 else None,
-        level="token" if first.axes == 2 else "sentence",
+        dimension=_dimension(first.dims),
+        level="token" if first.canonical == TOKENS else "sentence",
         length=length,
         precision=parameters.get("shoal_precision") or _PRECISIONS.get(first.datatype, ""),
         parameters=parameters,
@@ -227,8 +240,8 @@ def tensors_of(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
 
 def _check_names(model: Tensors, names: Names) -> None:
     for setting, given, known, has in (
-        ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT), model.inputs),
-        ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT), model.outputs),
+        ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT, PAIR), model.inputs),
+        ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT, LOGITS, SPARSE), model.outputs),
     ):
         for canonical, own in given.items():
             if canonical not in known:
@@ -285,16 +298,15 @@ def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor
             given[name] = name
     if "input_ids" in given.values():
         style: Style = "tokens"
-        known = {canonical: model.inputs[own] for own, canonical in given.items() if canonical != TEXT}
+        known = {canonical: model.inputs[own] for own, canonical in given.items() if canonical not in (TEXT, PAIR)}
         filled = [
             (name, known[name])
             for name in TOKEN_INPUTS
             if name in known and (not known[name].optional or name in ("input_ids", *_WITHOUT_HARM, *taken))
         ]
     else:
-        text = _text_input(model, names)
-        style = "litellm" if text.name == "input_text" else "text"
-        filled = [(TEXT, text)]
+        filled = _text_inputs(model, names)
+        style = "pairs" if len(filled) > 1 else "litellm" if filled[0][1].name == "input_text" else "text"
     used = {tensor.name for _, tensor in filled}
     missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in used]
     if missing:
@@ -305,11 +317,19 @@ def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor
     return style, filled
 
 
-def _text_input(model: Tensors, names: Names) -> Tensor:
-    if own := names.inputs.get(TEXT):
-        return model.inputs[own]
+def _text_inputs(model: Tensors, names: Names) -> list[tuple[str, Tensor]]:
+    """The text that a model reads, or the two that it reads together."""
+    if own := {
+        canonical: model.inputs[names.inputs[canonical]] for canonical in (TEXT, PAIR) if canonical in names.inputs
+    }:
+        if TEXT not in own:
+            raise model.refuse("cannot be served with input_names.pair alone: name the first of the two texts, too")
+        return list(own.items())
     texts = [one for one in model.inputs.values() if one.datatype == "BYTES"]
     required = [one for one in texts if not one.optional]
+    for pair in PAIRS:
+        if {one.name for one in required} == set(pair):
+            return [(canonical, model.inputs[name]) for canonical, name in zip((TEXT, PAIR), pair, strict=True)]
     candidates = required or texts
     if len(candidates) != 1:
         listed = ", ".join(map(str, model.inputs.values())) or "nothing"
@@ -317,7 +337,7 @@ def _text_input(model: Tensors, names: Names) -> Tensor:
             f"takes {listed}: neither one text (BYTES) nor input_ids, so it is not known how to call it; name its "
             "tensors in `input_names`"
         )
-    return candidates[0]
+    return [(TEXT, candidates[0])]
 
 
 def _batch(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Batch, int]:
@@ -348,7 +368,7 @@ def _batch(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Bat
 
 def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch, style: Style) -> Port:
     dims = tensor.dims if batch in ("config", "none") else tensor.dims[1:]
-    if canonical == TEXT:
+    if canonical in (TEXT, PAIR):
         if tensor.datatype != "BYTES":
             raise model.refuse(f"takes {tensor}, but a text is BYTES")
         return Port(canonical, tensor.name, tensor.datatype, dims, column=len(dims) == 1)
@@ -359,23 +379,43 @@ def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch, st
     return Port(canonical, tensor.name, tensor.datatype, dims)
 
 
+def _written_outputs(model: Tensors, batch: Batch, names: Names, parameters: Mapping[str, str]) -> tuple[Port, ...]:
+    """All that an entry of Shoal's repository writer gives, by the names of its TextSpec; nothing of any other model,
+    nor where the operator names outputs. A TextSpec that cannot be read is told of where it is needed."""
+    try:
+        spec = msgspec.json.decode(parameters.get("shoal_text", ""), type=TextSpec)
+    except msgspec.MsgspecError:
+        return ()
+    if names.outputs:
+        return ()
+    tensors = [model.outputs[name] for name in spec.outputs if name in model.outputs]
+    found = [(one.name, one.datatype, _item_dims(one, batch)) for one in tensors if one.datatype in _FLOATS]
+    return tuple(Port(name, name, datatype, dims, axes=len(dims)) for name, datatype, dims in found)
+
+
 def _token_outputs(model: Tensors, batch: Batch, names: Names) -> tuple[Port, ...]:
+    if (scores := _scores(model, batch, names, TOKEN_OUTPUTS)) is not None:
+        return (scores,)
     given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
     if given:
         # Alone, a pooled vector is the sentence's: there is none after a Normalize to tell it from.
         alone = (EMBEDDING,) if SENTENCE in given else (EMBEDDING, POOLED)
         own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in given.items()}
         ports = [_output_port(model, canonical, model.outputs[own], batch) for canonical, own in own_words.items()]
-        return tuple(sorted(ports, key=lambda port: TOKEN_OUTPUTS.index(port.canonical)))
+        return tuple(sorted(ports, key=lambda port: (*TOKEN_OUTPUTS, SPARSE).index(port.canonical)))
     first = _preferred(model, TOKEN_OUTPUTS)
     ports = [_output_port(model, "", first, batch)]
-    pooled = model.outputs.get(POOLED)
-    if first.name == SENTENCE and pooled is not None and pooled.datatype in _FLOATS:
-        ports.append(_output_port(model, POOLED, pooled, batch))
+    if first.name == SENTENCE:
+        beside = [(model.outputs[name], axes) for name, axes in ((POOLED, 1), (TOKENS, 2)) if name in model.outputs]
+        found = [one for one, axes in beside if one.datatype in _FLOATS and len(_item_dims(one, batch)) == axes]
+        ports += [_output_port(model, one.name, one, batch) for one in found]
     return tuple(ports)
 
 
 def _text_outputs(model: Tensors, batch: Batch, names: Names, style: Style) -> tuple[Style, tuple[Port, ...]]:
+    scores = _scores(model, batch, replace(names, scores=names.scores or style == "pairs"), TEXT_OUTPUTS)
+    if scores is not None:
+        return style, (scores,)
     own = next((names.outputs[name] for name in (EMBEDDING, SENTENCE, POOLED) if name in names.outputs), "")
     vectors = model.outputs[own] if own else _preferred(model, TEXT_OUTPUTS)
     port = _output_port(model, EMBEDDING, vectors, batch)
@@ -385,6 +425,22 @@ def _text_outputs(model: Tensors, batch: Batch, names: Names, style: Style) -> t
     if style == "text" and vectors.name == "embeddings" and TEXT in model.inputs:
         style = "nim"
     return style, (port, Port(COUNT, count.name, count.datatype, (), axes=0))
+
+
+def _scores(model: Tensors, batch: Batch, names: Names, vectors: Sequence[str]) -> Port | None:
+    """The output with the scores of a model that scores; None for any other. `vectors`: names of outputs that come
+    before those of scores where nobody says what the model is."""
+    own = names.outputs.get(LOGITS, "")
+    if not own and names.outputs and not names.scores:
+        return None
+    order = (*SCORE_OUTPUTS, *vectors) if names.scores else (*vectors, *SCORE_OUTPUTS)
+    tensor = model.outputs[own] if own else _preferred(model, order)
+    if not own and not names.scores and tensor.name not in SCORE_OUTPUTS:
+        return None
+    dims = _item_dims(tensor, batch)
+    if tensor.datatype not in _FLOATS or len(dims) > 1 or 0 in dims:
+        raise model.refuse(f"gives {tensor}: scores are floats ({', '.join(_FLOATS)}), one for each label")
+    return Port(LOGITS, tensor.name, tensor.datatype, dims, axes=len(dims))
 
 
 def _preferred(model: Tensors, order: Sequence[str]) -> Tensor:
@@ -398,16 +454,14 @@ def _preferred(model: Tensors, order: Sequence[str]) -> Tensor:
     for name in order:
         if name in floats:
             return floats[name]
-    raise model.refuse(f"gives {listed}: name the one with the embedding in `output_names`")
+    raise model.refuse(f"gives {listed}: name the one with the embedding, or the logits, in `output_names`")
 
 
 def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -> Port:
     """`canonical` "": by what the output holds."""
-    dims = tensor.dims
+    dims = _item_dims(tensor, batch)
     if tensor.datatype not in _FLOATS:
         raise model.refuse(f"gives {tensor}: an embedding is one of {', '.join(_FLOATS)}")
-    if batch == "free" or (batch == "one" and len(dims) > 1):
-        dims = dims[1:]
     if len(dims) == 2 and dims[0] == 1:
         dims = dims[1:]
     if len(dims) not in (1, 2) or 0 in dims:
@@ -415,9 +469,20 @@ def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -
     token = len(dims) == 2
     if canonical == EMBEDDING and token:
         raise model.refuse(f"gives {tensor} for a text: vectors of tokens, which only its tokenizer could pool")
-    if canonical in (SENTENCE, POOLED, TOKENS) and token != (canonical == TOKENS):
+    if canonical in (SENTENCE, POOLED, TOKENS, SPARSE) and token != (canonical == TOKENS):
         raise model.refuse(f"gives {tensor}, which is no {canonical}")
     return Port(canonical or (TOKENS if token else SENTENCE), tensor.name, tensor.datatype, dims, axes=len(dims))
+
+
+def _item_dims(tensor: Tensor, batch: Batch) -> tuple[int, ...]:
+    """Without the batch axis, where the model has one of its own."""
+    return tensor.dims[1:] if batch == "free" or (batch == "one" and len(tensor.dims) > 1) else tensor.dims
+
+
+def _dimension(dims: tuple[int, ...]) -> int | None:
+    """The size of what an answer holds for one text, or token; a number alone is one."""
+    size = dims[-1] if dims else 1
+    return size if size > 0 else None
 
 
 def instances_of(config: ModelConfig) -> int:

@@ -6,14 +6,14 @@ sentence-transformers name that library; any other `...ForSequenceClassification
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.entries import MODULES
+from shoal.models.contract.entries import MODULES, inner_path
 from shoal.models.contract.json_file import JsonFile, read_json, read_object
 from shoal.models.contract.types import Activation, Classifier, Encoder
-from shoal.models.manifest import is_inside
 from shoal.types import Activation as ScoreActivation
 from shoal.types import ScoreSpec
 
@@ -78,10 +78,7 @@ def cross_encoder_path(folder: Path) -> str:
     path = modules[0].get("path", "") if modules else None
     if not isinstance(path, str):
         raise ModelFileError("must list one Transformer with its path", file=MODULES)
-    path = path.rstrip("/")
-    if path and not is_inside(path):
-        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key="[0].path")
-    return path
+    return inner_path(path, 0)
 
 
 def _is_transformer(kind: str) -> bool:
@@ -95,8 +92,8 @@ def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, pre
     the key for labels and activations that cannot be served.
     """
     saved = read_object(folder, SENTENCE_TRANSFORMERS) if is_cross_encoder(folder) else None
-    architectures = config.data.get("architectures") or [""]
-    scores = str(architectures[0]).endswith(ARCHITECTURE)
+    architectures = config.texts("architectures") or [""]
+    scores = architectures[0].endswith(ARCHITECTURE)
     if saved is None and not scores:
         return None
     if not scores:
@@ -110,23 +107,33 @@ def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, pre
     if encoder is None:
         return Classifier(spec=spec)
     head = _HEADS[config.text("model_type")]
-    segments = encoder.family == "bert" and encoder.token_types > 1 and _tells_segments(folder, prefix)
+    segments = encoder.family == "bert" and encoder.token_types > 1 and tells_segments(folder, prefix)
     return Classifier(spec=spec, dense=head.dense, out=head.out, activation=head.activation, segments=segments)
 
 
 def read_labels(config: JsonFile) -> tuple[str, ...]:
     """`id2label` in the order of its numbers; without it LABEL_0, LABEL_1 and so on, `num_labels` of them, or 2 as in
-    transformers."""
+    transformers. Raises ModelFileError for more than can be served, and for labels that are no names or not unique.
+    """
     if "id2label" not in config:
         count = config.integer("num_labels", 2, least=1)
         if count > _MOST_LABELS:
             raise config.refuse("num_labels", f"must be at most {_MOST_LABELS}, not {count}")
         return tuple(f"LABEL_{index}" for index in range(count))
     labels = config.object("id2label")
+    if len(labels) > _MOST_LABELS:
+        raise config.refuse("id2label", f"must name at most {_MOST_LABELS} labels, not {len(labels)}")
     wanted = [str(index) for index in range(len(labels))]
     if not labels or any(index not in labels for index in wanted):
         raise config.refuse("id2label", "must name the labels 0, 1, 2, ... without a gap")
-    return tuple(str(labels[index]) for index in wanted)
+    for name in map(labels.get, wanted):
+        if isinstance(name, bool) or not isinstance(name, str | int | float):
+            raise config.refuse("id2label", f"must name labels by strings, not {name!r}")
+    names = tuple(str(labels[index]) for index in wanted)
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise config.refuse("id2label", f"names the label {twice!r} twice: nobody could tell their scores apart")
+    return names
 
 
 def read_activation(config: JsonFile, saved: JsonFile | None, labels: int) -> ScoreActivation:
@@ -178,12 +185,12 @@ def _is_old_cross_encoder(config: JsonFile) -> bool:
     return bool({"sentence_transformers", "sbert_ce_default_activation_function"} & set(config.data))
 
 
-def _tells_segments(folder: Path, prefix: str) -> bool:
-    """Whether the tokenizer gives token_type_ids to the model, as transformers' BERT tokenizers do unless told not to,
-    and those of the RoBERTa kind never do."""
+def tells_segments(folder: Path, prefix: str) -> bool:
+    """Whether the tokenizer gives token_type_ids to the model, as transformers' BERT and DeBERTa tokenizers do unless
+    told not to, and those of the RoBERTa kind, and of no kind since its version 5, do not."""
     config = read_object(folder, f"{prefix}tokenizer_config.json")
     if config is None:
         return True
     if "model_input_names" in config:
-        return "token_type_ids" in config.data["model_input_names"]
-    return "Roberta" not in config.text("tokenizer_class", "")
+        return "token_type_ids" in config.texts("model_input_names")
+    return not any(kind in config.text("tokenizer_class", "") for kind in ("Roberta", "TokenizersBackend"))

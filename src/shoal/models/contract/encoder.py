@@ -111,9 +111,8 @@ def _activation(config: JsonFile, key: str) -> Activation:
 def _refuse_what_changes_the_vectors(config: JsonFile) -> None:
     if "auto_map" in config:
         raise config.refuse("auto_map", "the model brings its own code, which Shoal never runs")
-    architectures = config.data.get("architectures") or []
-    for architecture in architectures:
-        if not str(architecture).startswith(_STEMS):
+    for architecture in config.texts("architectures"):
+        if not architecture.startswith(_STEMS):
             raise config.refuse("architectures", f"{architecture!r} is none of the architectures that Shoal builds")
     embedding = config.text("position_embedding_type", "absolute")
     if embedding != "absolute":

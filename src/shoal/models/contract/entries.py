@@ -22,6 +22,9 @@ KNOWN = (
     "SpladePooling",
     "MultiVectorMask",
 )
+_MOST_BYTES = 200
+"""Of a module's path: file systems take 255 bytes for a name."""
+
 _ROUTES = (
     "sends queries and documents through different models: save the modules of each route as a model of its own, and "
     "serve the two under two names"
@@ -91,8 +94,18 @@ def _entry(index: int, item: Any) -> Entry:
         raise ModelFileError(f"unknown module {item['type']!r}; Shoal knows {known}", file=MODULES, key=where)
     if item.get("kwargs"):
         raise ModelFileError("arguments for a module are not supported", file=MODULES, key=f"[{index}].kwargs")
-    path = item["path"].rstrip("/")
-    path = "" if path == "." else path
-    if path and not is_inside(path):
-        raise ModelFileError(f"{item['path']!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
-    return Entry(kind, path, where, library == "pylate")
+    return Entry(kind, inner_path(item["path"], index), where, library == "pylate")
+
+
+def inner_path(path: str, index: int) -> str:
+    """A module's path as the start of its files' names, "" for the model's own folder. Raises ModelFileError for one
+    that leads out of it, or that no folder can have."""
+    inner = path.rstrip("/")
+    inner = "" if inner == "." else inner
+    if inner and not is_inside(inner):
+        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
+    if len(inner.encode(errors="surrogatepass")) > _MOST_BYTES:
+        raise ModelFileError(
+            f"is too long for the path of a folder: {len(inner)} characters", file=MODULES, key=f"[{index}].path"
+        )
+    return inner

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shoal.models.contract.entries import Entry
 from shoal.models.contract.json_file import JsonFile
 from shoal.models.contract.late import STANFORD, is_late, read_late, read_m3, read_stanford
+from shoal.models.contract.lengths import Length
 from shoal.models.contract.saved import Kind
 from shoal.models.contract.sparse import is_splade, plain_splade, read_splade, read_token_weights
 from shoal.models.contract.types import Late, Splade, TokenWeights
@@ -27,7 +28,7 @@ class Heads(NamedTuple):
 def kind_of(folder: Path, entries: tuple[Entry, ...] | None, config: JsonFile) -> Kind:
     """What kind of vectors the files are for. `config` is the encoder's config.json."""
     if entries is None:
-        if STANFORD in (config.data.get("architectures") or []):
+        if STANFORD in config.texts("architectures"):
             return "late"
         return "sparse" if plain_splade(folder, config) else "dense"
     if is_splade(entries):
@@ -58,10 +59,11 @@ def read_heads(
     )
 
 
-def longest(late: Late | None, stated: list[int]) -> list[int]:
+def longest(late: Late | None, stated: list[Length]) -> list[Length]:
     """The stated lengths, where late interaction has its own for queries and documents: the larger of the two."""
-    own = [late.spec.query_length, late.spec.document_length] if late is not None else []
-    given = [length for length in own if length is not None]
+    given = (
+        [] if late is None else [length for length in (late.query_length, late.document_length) if length is not None]
+    )
     if len(given) == 2:
         return [max(given)]
     return [max([min(stated), *given])] if stated else []

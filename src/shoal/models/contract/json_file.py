@@ -1,7 +1,8 @@
-"""A model's JSON file, read key by key: every refusal names the file and the key."""
+"""A model's files of text and JSON, the latter read key by key: every refusal names the file and the key."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ class JsonFile:
             raise self.refuse(key, f"must be a string, not {value!r}")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """A list of strings, empty where there is none."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refuse(key, f"must be a list of strings, not {value!r}")
+        return value
+
     def object(self, key: str) -> dict[str, Any]:
         value = self._get(key, {})
         if not isinstance(value, dict):
@@ -72,15 +80,34 @@ class JsonFile:
         return value
 
 
+def is_there(folder: Path, name: str) -> bool:
+    """Whether the folder has a file of that name. Raises ModelFileError for a name that no file can have."""
+    try:
+        return (folder / name).is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ModelFileError("is too long for the name of a file", file=f"{name[:60]}...") from None
+
+
 def read_json(folder: Path, name: str) -> Any:
     """The decoded file `name` of the folder, None when there is none. Raises ModelFileError when it is not JSON."""
-    path = folder / name
-    if not path.is_file():
+    if not is_there(folder, name):
         return None
     try:
-        return msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, RecursionError) as error:  # brackets in brackets, a thousand deep
+        return msgspec.json.decode((folder / name).read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # brackets in brackets, a thousand deep
         raise ModelFileError(f"is not readable as JSON ({error}); fetch the model again", file=name) from None
+
+
+def read_lines(folder: Path, name: str) -> list[str]:
+    """The lines of a text file, without their ends. Only line feeds and carriage returns end one: what else Unicode
+    counts as an end may be a token. Raises ModelFileError when it is not UTF-8."""
+    try:
+        with (folder / name).open(encoding="utf-8") as file:
+            return [line.removesuffix("\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"is not readable as UTF-8 ({error}); fetch the model again", file=name) from None
 
 
 def read_object(folder: Path, name: str) -> JsonFile | None:

@@ -15,6 +15,7 @@ from shoal.errors import ModelFileError
 from shoal.models.contract.dense import TOKENS, check_names, read_dense
 from shoal.models.contract.entries import MODULES, Entry, module_config
 from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.lengths import LONGEST, LONGEST_QUERY, Length, within
 from shoal.models.contract.saved import SAVED
 from shoal.models.contract.sparse import linear_file
 from shoal.models.contract.types import Dense, Late
@@ -58,8 +59,8 @@ class _Layout(NamedTuple):
 
     query_prefix: str = ""
     document_prefix: str = ""
-    query_length: int | None = None
-    document_length: int | None = None
+    query_length: Length | None = None
+    document_length: Length | None = None
     fill: str | None = None
     attended: bool = False
     words: tuple[str, ...] = ()
@@ -105,8 +106,8 @@ def read_stanford(folder: Path, width: int) -> Read:
     layout = _Layout(
         query_prefix=saved.text("query_token_id", "[unused0]"),
         document_prefix=saved.text("doc_token_id", "[unused1]"),
-        query_length=saved.integer("query_maxlen", _QUERY_LENGTH, least=3),
-        document_length=_length(saved, "doc_maxlen"),
+        query_length=_query_length(saved, "query_maxlen"),
+        document_length=_length(saved, "doc_maxlen", LONGEST),
         fill="",
         attended=saved.boolean("attend_to_mask_tokens", False),
         words=tuple(string.punctuation) if saved.boolean("mask_punctuation", True) else (),
@@ -161,7 +162,7 @@ def _check_widths(layers: tuple[Dense, ...], width: int) -> int:
 
 def _pylate(saved: JsonFile) -> _Layout:
     expansion = saved.object("query_expansion")
-    length, fill, attended = saved.integer("query_length", _QUERY_LENGTH, least=3), None, False
+    length, fill, attended = _query_length(saved, "query_length"), None, False
     if expansion:
         length, fill, attended = _expansion(JsonFile(saved.name, expansion))
     elif saved.boolean("do_query_expansion", True):
@@ -171,7 +172,7 @@ def _pylate(saved: JsonFile) -> _Layout:
         query_prefix=saved.text("query_prefix", "[Q] "),
         document_prefix=saved.text("document_prefix", "[D] "),
         query_length=length,
-        document_length=_length(saved, "document_length"),
+        document_length=_length(saved, "document_length", LONGEST),
         fill=fill,
         attended=attended,
         words=_words(saved, string.punctuation),
@@ -181,7 +182,8 @@ def _pylate(saved: JsonFile) -> _Layout:
 def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
     """The markers of a MultiVectorEncoder are prompts, so that none is left to be put in."""
     settings = sentence or JsonFile("sentence_bert_config.json", {})
-    query, document = _length(settings, "query_length"), _length(settings, "document_length")
+    query = _length(settings, "query_length", LONGEST_QUERY)
+    document = _length(settings, "document_length", LONGEST)
     fill: str | None = None
     attended, words = False, tuple[str, ...]()
     if "query_expansion" in settings:
@@ -198,19 +200,26 @@ def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
     return _Layout(query_length=query, document_length=document, fill=fill, attended=attended, words=words)
 
 
-def _length(config: JsonFile, key: str) -> int | None:
+def _length(config: JsonFile, key: str, most: int) -> Length | None:
     """None where none is stated; a marker and the special tokens must find room in it."""
-    return config.integer(key, least=3) if key in config else None
+    if key not in config:
+        return None
+    return Length(within(config.integer(key, least=3), config.name, key, most), config.name, key)
 
 
-def _expansion(config: JsonFile) -> tuple[int, str, bool]:
+def _query_length(config: JsonFile, key: str) -> Length:
+    return _length(config, key, LONGEST_QUERY) or Length(_QUERY_LENGTH, config.name, key)
+
+
+def _expansion(config: JsonFile) -> tuple[Length, str, bool]:
     """Length, fill token and whether it is attended; keys are named with their parent's."""
     named = JsonFile(config.name, {f"query_expansion.{key}": value for key, value in config.data.items()})
     named.only(frozenset(f"query_expansion.{key}" for key in _EXPANSION))
     strategy = named.text("query_expansion.strategy")
     if strategy != "fixed":
         raise named.refuse("query_expansion.strategy", f"{strategy!r} is not supported, only 'fixed' is")
-    length = named.integer("query_expansion.length", least=1)
+    key = "query_expansion.length"
+    length = Length(within(named.integer(key), named.name, key, LONGEST_QUERY), named.name, key)
     return length, named.text("query_expansion.token", ""), named.boolean("query_expansion.attend", False)
 
 
@@ -232,14 +241,15 @@ def _read(layout: _Layout, layers: tuple[Dense, ...], dimension: int, vocabulary
         dimension=dimension,
         query_marker=query,
         document_marker=document,
-        query_length=layout.query_length,
-        document_length=layout.document_length,
+        query_length=layout.query_length.tokens if layout.query_length else None,
+        document_length=layout.document_length.tokens if layout.document_length else None,
         fill_id=_fill(vocabulary, layout.fill, file),
         attended=layout.attended,
         skipped=tuple(sorted(i for i in skipped if i is not None)),
     )
     prompts = {"query": query_prompt, "document": document_prompt}
-    return Read(Late(layers=layers, spec=spec), {name: text for name, text in prompts.items() if text})
+    late = Late(layers=layers, spec=spec, query_length=layout.query_length, document_length=layout.document_length)
+    return Read(late, {name: text for name, text in prompts.items() if text})
 
 
 def _marker(vocabulary: Vocabulary, prefix: str) -> tuple[int | None, str]:

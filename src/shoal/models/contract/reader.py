@@ -11,6 +11,7 @@ from shoal.models.contract.entries import encoder_path, read_entries
 from shoal.models.contract.heads import Heads, kind_of, longest, read_heads, with_markers
 from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.late import SETTINGS as LATE_SETTINGS
+from shoal.models.contract.lengths import Length, shortest
 from shoal.models.contract.modules import Modules, chained, read_modules, shortened
 from shoal.models.contract.saved import Saved, read_saved
 from shoal.models.contract.static import read_static
@@ -62,12 +63,16 @@ _WITHOUT_EFFECT = frozenset(
 _ENDLESS = 10**9
 """transformers writes 1e30 for "no limit"; no tokenizer states a true limit near this."""
 
+_POSITIONS = "max_position_embeddings"
+_UNSAID = Length(0, "", "")
 
-def read_contract(folder: Path, *, elsewhere: bool = False) -> Contract:
+
+def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = False) -> Contract:
     """Read and check every file that decides on the vectors.
 
     Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory. An
-    unknown architecture is accepted only when the folder ships an ONNX graph (`encoder` is then None).
+    unknown architecture is accepted only when the folder ships an ONNX graph, or with `foreign`, of one that others
+    will run or export (`encoder` is then None).
     Of a model that runs `elsewhere` any architecture is, and what no file says is left open: config.json may be
     missing, `dimension` and `max_tokens` are 0 then.
     """
@@ -78,7 +83,7 @@ def read_contract(folder: Path, *, elsewhere: bool = False) -> Contract:
     path = cross_encoder_path(folder) if crossing else encoder_path(entries)
     prefix = f"{path}/" if path else ""
     config = _config(folder, prefix, elsewhere)
-    encoder = _encoder(folder, config, path, elsewhere)
+    encoder = _encoder(folder, config, path, elsewhere or foreign)
     classifier = None if entries or elsewhere else read_classifier(folder, config, encoder, prefix)
     kind = "dense" if elsewhere or crossing or classifier else kind_of(folder, entries, config)
     modules = read_modules(folder, entries) if entries and kind == "dense" else None
@@ -93,13 +98,15 @@ def read_contract(folder: Path, *, elsewhere: bool = False) -> Contract:
     pooling = modules.pooling if modules else Pooling()
     after = shortened(modules.after if modules else (), None if elsewhere else saved.dimensions)
     limits = longest(heads.late, _stated_lengths(folder, prefix, sentence)) + _positions(encoder, config)
+    length = _max_tokens(limits, config, elsewhere)
     return Contract(
         encoder_path=path,
         encoder=encoder,
         pooling=pooling,
         modules=after,
         dimension=chained(width * len(pooling.modes), after) if kind == "dense" else 0,
-        max_tokens=_max_tokens(limits, config, elsewhere),
+        max_tokens=length.tokens,
+        max_tokens_at=(length.file, length.key),
         pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
         vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
         lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
@@ -131,11 +138,11 @@ def _config(folder: Path, prefix: str, elsewhere: bool) -> JsonFile:
     return config or JsonFile(name, {})
 
 
-def _encoder(folder: Path, config: JsonFile, path: str, elsewhere: bool) -> Encoder | None:
+def _encoder(folder: Path, config: JsonFile, path: str, foreign: bool) -> Encoder | None:
     try:
         return read_encoder(config)
     except ModelFileError:
-        if not elsewhere and shipped_graph(folder, path) is None:
+        if not foreign and shipped_graph(folder, path) is None:
             raise
         return None
 
@@ -179,28 +186,34 @@ def _without_effect(config: JsonFile, group: str, known: frozenset[str]) -> None
             raise config.refuse(f"{group}.{key}", "is not supported; it may change the vectors")
 
 
-def _max_tokens(limits: list[int], config: JsonFile, elsewhere: bool) -> int:
+def _max_tokens(limits: list[Length], config: JsonFile, elsewhere: bool) -> Length:
     if not limits and not elsewhere:
-        raise config.refuse("max_position_embeddings", "neither this nor a max_seq_length says how long inputs may be")
-    return min(limits, default=0)
+        raise config.refuse(_POSITIONS, "neither this nor a max_seq_length says how long inputs may be")
+    return shortest(limits) if limits else _UNSAID
 
 
-def _positions(encoder: Encoder | None, config: JsonFile) -> list[int]:
+def _positions(encoder: Encoder | None, config: JsonFile) -> list[Length]:
     """The room in the position table, where that is known."""
     if encoder is not None:
-        return [encoder.usable_positions]
-    return [config.integer("max_position_embeddings", least=1)] if "max_position_embeddings" in config else []
+        return [Length(encoder.usable_positions, config.name, _POSITIONS)]
+    return [_stated(config, _POSITIONS)] if _POSITIONS in config else []
 
 
-def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[int]:
+def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[Length]:
     if sentence is not None:
         arguments = sentence.object("tokenizer_args") or sentence.object("processor_kwargs")
         if "model_max_length" in arguments:
-            return [JsonFile(sentence.name, arguments).integer("model_max_length", least=1)]
+            return [_stated(JsonFile(sentence.name, arguments), "model_max_length")]
         if "max_seq_length" in sentence:
-            return [sentence.integer("max_seq_length", least=1)]
+            return [_stated(sentence, "max_seq_length")]
     tokenizer = read_object(folder, f"{prefix}tokenizer_config.json")
     if tokenizer is None or "model_max_length" not in tokenizer:
         return []
-    stated = tokenizer.number("model_max_length")
-    return [int(stated)] if stated < _ENDLESS else []
+    stated = tokenizer.number("model_max_length")  # written as a float where it is 1e30
+    if stated < 1:
+        raise tokenizer.refuse("model_max_length", f"must be at least 1 token, not {stated}")
+    return [Length(int(stated), tokenizer.name, "model_max_length")] if stated < _ENDLESS else []
+
+
+def _stated(config: JsonFile, key: str) -> Length:
+    return Length(config.integer(key, least=1), config.name, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.sparse import refuse_pruning
@@ -49,7 +49,7 @@ def read_saved(folder: Path, kind: Kind = "dense") -> Saved:
     for name, text in prompts.items():
         if not isinstance(text, str):
             raise config.refuse(f"prompts.{name}", f"must be a string, not {text!r}")
-    default: Any = config.data.get("default_prompt_name")
+    default = config.text("default_prompt_name") if config.data.get("default_prompt_name") is not None else None
     if default is not None and default not in prompts:
         raise config.refuse("default_prompt_name", f"{default!r} is not among the prompts ({', '.join(prompts)})")
     dimensions = config.integer("truncate_dim", least=1) if "truncate_dim" in config else None

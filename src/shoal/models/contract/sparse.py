@@ -62,8 +62,8 @@ def read_splade(folder: Path, entries: tuple[Entry, ...], config: JsonFile, sent
 
 def plain_splade(folder: Path, config: JsonFile) -> Splade | None:
     """The head of a masked language model without modules.json whose files call it SPLADE, None for any other."""
-    architectures = config.data.get("architectures") or [""]
-    if not str(architectures[0]).endswith(MASKED_LM):
+    architectures = config.texts("architectures") or [""]
+    if not architectures[0].endswith(MASKED_LM):
         return None
     saved = read_object(folder, "config_sentence_transformers.json")
     tokenizer = read_object(folder, "tokenizer_config.json")
@@ -112,7 +112,7 @@ def linear_file(folder: Path, name: str, width: int, activation: Literal["identi
         path="",
         in_features=into,
         out_features=out,
-        bias="bias" in weights,
+        bias=weights.has("bias"),
         activation=activation,
         file=name,
         stem="",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.models.contract.types import AfterPooling, Contract, Dense, Truncate
-from shoal.types import TextSpec
+from shoal.models.contract.types import AfterPooling, Contract, Dense, LayerNorm, Normalize, Truncate
+from shoal.types import LayerSpec, PartsSpec, TextSpec
 
 SENTENCE = "sentence_embedding"
 
@@ -38,6 +38,38 @@ def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pool
         multi=contract.late.spec if contract.late else None,
         frame_tokens=contract.table is None,
         dropped=contract.table.dropped if contract.table else (),
+        parts=None if contract.table else _parts(contract),
+    )
+
+
+def _parts(contract: Contract) -> PartsSpec:
+    weights, splade = contract.token_weights, contract.splade
+    return PartsSpec(
+        encoder=contract.encoder_path,
+        after=tuple(map(_layer, contract.modules)),
+        late=tuple(map(_layer, contract.late.layers)) if contract.late else (),
+        token_weights=_layer(weights.layer) if weights else None,
+        splade=(splade.strategy, splade.activation) if splade else ("max", "relu"),
+    )
+
+
+def _layer(module: AfterPooling) -> LayerSpec:
+    if isinstance(module, Normalize):
+        return LayerSpec(kind="normalize")
+    if isinstance(module, Truncate):
+        return LayerSpec(kind="truncate", dimension=module.dimension)
+    if isinstance(module, LayerNorm):
+        return LayerSpec(kind="layer_norm", path=module.path, dimension=module.dimension, stem="norm.")
+    return LayerSpec(
+        kind="dense",
+        takes=module.in_features,
+        dimension=module.out_features,
+        path=module.path,
+        file=module.file,
+        stem=module.stem,
+        activation=module.activation,
+        bias=module.bias,
+        residual=module.residual,
     )
 
 

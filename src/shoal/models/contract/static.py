@@ -14,6 +14,7 @@ from pathlib import Path
 from shoal.errors import ModelFileError
 from shoal.models.contract.entries import Entry
 from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.lengths import Length, shortest
 from shoal.models.contract.modules import after_modules, chained, shortened
 from shoal.models.contract.saved import read_saved
 from shoal.models.contract.types import Contract, Normalize, Pooling, Table
@@ -54,13 +55,15 @@ def read_static(folder: Path, entries: tuple[Entry, ...] | None) -> Contract | N
         modules = (Normalize(),) if config is not None and config.boolean("normalize", False) else ()
     saved = read_saved(folder)
     modules = shortened(modules, saved.dimensions)
+    length = table_length(folder, table)
     return Contract(
         encoder_path=path,
         encoder=None,
         pooling=Pooling(),
         modules=modules,
         dimension=chained(table.width, modules),
-        max_tokens=table_tokens(folder, table),
+        max_tokens=length.tokens,
+        max_tokens_at=(length.file, length.key),
         vocab_size=table.ids,
         prompts=saved.prompts,
         default_prompt_name=saved.default_prompt_name,
@@ -83,7 +86,7 @@ def read_table(folder: Path, path: str) -> Table:
     ids = stored if places is None else len(places)
     if places is not None and (not ids or int(places.min()) < 0 or int(places.max()) >= stored):
         raise ModelFileError(f"must name rows of {tensor}, which has {stored}", file=weights.where, key="mapping")
-    factors = "weights" if "weights" in weights else ""
+    factors = "weights" if weights.has("weights") else ""
     if factors:
         weights.check(factors, (ids,))
     unknown = Vocabulary(folder, f"{path}/" if path else "").unknown
@@ -99,12 +102,14 @@ def read_table(folder: Path, path: str) -> Table:
     )
 
 
-def table_tokens(folder: Path, table: Table) -> int:
+def table_length(folder: Path, table: Table) -> Length:
     """How many tokens of a text are read."""
     prefix = f"{table.path}/" if table.path else ""
     if table.tensor == _TABLE:
-        return Vocabulary(folder, prefix).limit or MOST_TOKENS
+        limit = Vocabulary(folder, prefix).limit
+        return shortest([Length(limit or MOST_TOKENS, f"{prefix}tokenizer.json", "truncation")])
     config = read_object(folder, "config.json")
     if config is None or "max_length" not in config.data:
-        return MODEL2VEC_TOKENS
-    return config.integer("max_length", least=1) if "max_length" in config else MOST_TOKENS
+        return Length(MODEL2VEC_TOKENS, "config.json", "max_length")
+    stated = config.integer("max_length", MOST_TOKENS, least=1)
+    return shortest([Length(stated, config.name, "max_length")])

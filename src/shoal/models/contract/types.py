@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shoal.models.contract.lengths import Length
 from shoal.types import MultiSpec, ScoreSpec, SparseSpec
 
 Family: TypeAlias = Literal["bert", "roberta", "mpnet", "distilbert"]
@@ -122,10 +123,13 @@ class TokenWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors of late interaction: `layers` over each token's vector, then unit length. `spec`: how they are read."""
+    """Vectors of late interaction: `layers` over each token's vector, then unit length. `spec`: how they are read.
+    `query_length`, `document_length`: where that states them, None where it does not."""
 
     layers: tuple[Dense, ...]
     spec: MultiSpec
+    query_length: Length | None = None
+    document_length: Length | None = None
 
 
 class Classifier(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,10 +151,11 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     `encoder_path` is the folder of config.json, weights and tokenizer inside the model's folder ("" for its root).
     `encoder` is None when only a shipped ONNX graph can run the model. `modules` follow the pooling, in order.
-    `max_tokens` counts special tokens. `vocab_size` is 0 where no file states it. A model with a `classifier` scores
-    texts and does not embed them: `pooling` and `modules` mean nothing then, and `dimension` is 0. A `table` stands in
-    the encoder's place. With `splade`, and with `late` of a model that is not pooled, `dimension` is 0 too; beside a
-    dense vector (bge-m3) there may be `token_weights` and `late`.
+    `max_tokens` counts special tokens; `max_tokens_at` is the file and the key that say it. `vocab_size` is 0 where no
+    file states it. A model with a `classifier` scores texts and does not embed them: `pooling` and `modules` mean
+    nothing then, and `dimension` is 0. A `table` stands in the encoder's place. With `splade`, and with `late` of a
+    model that is not pooled, `dimension` is 0 too; beside a dense vector (bge-m3) there may be `token_weights` and
+    `late`.
     """
 
     encoder_path: str
@@ -159,6 +164,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[AfterPooling, ...]
     dimension: int
     max_tokens: int
+    max_tokens_at: tuple[str, str] = ("", "")
     pad_id: int = 0
     vocab_size: int = 0
     lower_case: bool = False

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.contract.json_file import JsonFile, is_there, read_lines, read_object
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -19,14 +19,12 @@ class Vocabulary:
         self._settings = [file for name in SETTINGS if (file := read_object(folder, prefix + name)) is not None]
         self._model: dict[str, Any] = {}
         self._ids: dict[str, int] = {}
-        self.limit: int | None = None
-        lines = folder / f"{prefix}vocab.txt"
-        file = read_object(folder, self.name)
-        if file is not None:
-            self._read(file)
-        elif lines.is_file():
-            words = lines.read_text(encoding="utf-8").splitlines()
-            self._ids = {word: index for index, word in enumerate(words)}
+        self._file = read_object(folder, self.name)
+        lines = f"{prefix}vocab.txt"
+        if self._file is not None:
+            self._read(self._file)
+        elif is_there(folder, lines):
+            self._ids = {word: index for index, word in enumerate(read_lines(folder, lines))}
 
     def id(self, token: str) -> int | None:
         """The id of a whole token, None for what is none."""
@@ -49,21 +47,31 @@ class Vocabulary:
         if isinstance(token, str):
             return self._ids.get(token)
         number = self._model.get("unk_id")
-        return number if isinstance(number, int) else None
+        return number if _is_id(number) else None
+
+    @property
+    def limit(self) -> int | None:
+        """The tokens to which the file cuts texts, None where it does not. Raises ModelFileError for what is none."""
+        cut = self._file.object("truncation") if self._file is not None else {}
+        key = "truncation.max_length"
+        return JsonFile(self.name, {key: cut.get("max_length")}).integer(key, least=1) if cut else None
 
     def _read(self, file: JsonFile) -> None:
         self._model = file.object("model")
         listed = self._model.get("vocab", {})
-        if isinstance(listed, dict):
-            self._ids = dict(listed)
-        elif isinstance(listed, list):
-            # Unigram: pairs of token and score, in the order of their ids.
-            self._ids = {pair[0]: index for index, pair in enumerate(listed) if isinstance(pair, list) and pair}
-        added = file.data.get("added_tokens") or []
         try:
-            self._ids |= {token["content"]: token["id"] for token in added}
-            self.limit = int(file.object("truncation").get("max_length") or 0) or None
-        except (KeyError, TypeError, ValueError):
-            raise ModelFileError(
-                "is no tokenizer of the tokenizers library; fetch the model again", file=file.name
-            ) from None
+            if isinstance(listed, dict):
+                self._ids = dict(listed)
+            elif isinstance(listed, list):
+                # Unigram: pairs of token and score, in the order of their ids.
+                self._ids = {pair[0]: index for index, pair in enumerate(listed) if isinstance(pair, list) and pair}
+            self._ids |= {token["content"]: token["id"] for token in file.data.get("added_tokens") or []}
+            sound = all(isinstance(token, str) and _is_id(number) for token, number in self._ids.items())
+        except (KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise ModelFileError("is no tokenizer of the tokenizers library; fetch the model again", file=file.name)
+
+
+def _is_id(number: object) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0

@@ -6,8 +6,9 @@ byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) ar
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,21 +28,55 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
     "I8": np.dtype("<i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("<u1"),
 }
-_MAX_HEADER = 100_000_000
-"""The format's own bound on its header."""
+_BFLOAT16 = "BF16"
+_MAX_HEADER = 16 << 20
+_MAX_TENSORS = 100_000
+"""Far more than any model that is read here: a transformer's header takes about a hundred bytes for each of its
+tensors, of which it has hundreds. The format itself allows a hundred million bytes, which take seconds and gigabytes.
+"""
+_METADATA = "__metadata__"
+_ADDRESSABLE = 2**48
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_ADDRESSABLE)]
 
 
-class _Entry(msgspec.Struct):
+class Entry(msgspec.Struct, frozen=True):
+    """What a header says of one tensor. `data_offsets`: its first byte and the one behind its last, in the data."""
+
     dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=8)]
+    data_offsets: tuple[_Size, _Size]
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def addressable(self) -> bool:
+        """Whether an array can have the shape: one of no numbers may have other sides beyond all bounds."""
+        return math.prod(max(size, 1) for size in self.shape) <= _ADDRESSABLE
+
+
+class Header(NamedTuple):
+    """`start`: where in the file the data begins."""
+
+    entries: dict[str, Entry]
+    start: int
 
 
 class _Tensor(NamedTuple):
+    """`data` None: of a type that is not read here."""
+
     file: str
-    data: npt.NDArray[Any]
+    dtype: str
+    data: npt.NDArray[Any] | None
 
 
 class Weights:
@@ -53,15 +88,20 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         """Whether there are weights of that name: integers are no weights."""
-        return name in self._tensors and self._tensors[name].data.dtype.kind != "i"
+        return name in self._tensors and _is_float(self._tensors[name].dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name, of whatever type."""
+        return name in self._tensors
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
         """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
-        return _float32(self._stored(name, shape).data)
+        return _float32(*self._stored(name, shape))
 
     def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
         """`get(name, shape)[wanted]`, without reading the other rows."""
-        return _float32(self._stored(name, shape).data[wanted])
+        data, dtype = self._stored(name, shape)
+        return _float32(data[wanted], dtype)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise what `get` would, without reading the data."""
@@ -69,39 +109,56 @@ class Weights:
 
     def table(self, name: str) -> tuple[int, int]:
         """Rows and columns of a matrix of floats, or of the int8 that stand for them. Raises as `get` does."""
-        shape = self._any(name).data.shape
+        data, dtype = self._any(name)
+        if not _is_float(dtype) and dtype != "I8":
+            raise ModelFileError(f"must hold floats or int8, not {dtype}", file=self._tensors[name].file, key=name)
+        shape = data.shape
         if len(shape) != 2 or 0 in shape:
             raise ModelFileError(f"must be a matrix, not of shape {list(shape)}", file=self.where, key=name)
         return shape[0], shape[1]
 
     def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
         """Rows of such a matrix as float32."""
-        return _float32(self._any(name).data[wanted])
+        data, dtype = self._any(name)
+        return _float32(data[wanted], dtype)
 
     def integers(self, name: str) -> npt.NDArray[np.int64] | None:
-        """A list of integers, None where there is none of that name."""
-        tensor = self._tensors.get(name)
-        if tensor is None or tensor.data.dtype.kind != "i" or tensor.data.ndim != 1:
+        """A list of integers, None where there is nothing of that name. Raises ModelFileError for anything else."""
+        if name not in self._tensors:
             return None
-        return tensor.data.astype(np.int64)
+        data, dtype = self._any(name)
+        if _is_float(dtype) or data.ndim != 1:
+            raise ModelFileError(
+                f"must be a list of integers, not {dtype} of shape {list(data.shape)}",
+                file=self._tensors[name].file,
+                key=name,
+            )
+        return data.astype(np.int64)
 
-    def _any(self, name: str) -> _Tensor:
+    def _any(self, name: str) -> tuple[npt.NDArray[Any], str]:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
-        return tensor
-
-    def _stored(self, name: str, shape: tuple[int, ...]) -> _Tensor:
-        tensor = self._any(name)
-        if tensor.data.dtype.kind == "i":
-            raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
-        if tensor.data.shape != shape:
+        if tensor.data is None:
+            known = ", ".join(_DTYPES)
             raise ModelFileError(
-                f"has shape {list(tensor.data.shape)}, but the configuration says {list(shape)}",
+                f"is of the type {tensor.dtype}, and only these are read: {known}; save the model again in float32",
                 file=tensor.file,
                 key=name,
             )
-        return tensor
+        return tensor.data, tensor.dtype
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
+        data, dtype = self._any(name)
+        if not _is_float(dtype):
+            raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
+        if data.shape != shape:
+            raise ModelFileError(
+                f"has shape {list(data.shape)}, but the configuration says {list(shape)}",
+                file=self._tensors[name].file,
+                key=name,
+            )
+        return data, dtype
 
 
 def has_weights(folder: Path, path: str = "") -> bool:
@@ -152,39 +209,60 @@ def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) 
     return tensors
 
 
-def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
-    path = folder / name
+def read_header(path: Path, name: str) -> Header:
+    """What the safetensors file at `path` says that it holds; `name` is what errors call it.
+
+    Raises ModelFileError for a file that is broken, cut short, or whose header is out of all proportion.
+    """
     size = path.stat().st_size
     broken = ModelFileError("is not a complete safetensors file; fetch the model again", file=name)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, _MAX_HEADER):
+        if not 2 <= length <= size - 8:
             raise broken
-        try:
-            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-            header.pop("__metadata__", None)
-            entries = {key: msgspec.json.decode(raw, type=_Entry) for key, raw in header.items()}
-        except msgspec.DecodeError:
-            raise broken from None
-    start, tensors = 8 + length, {}
-    memory = np.memmap(path, np.uint8, "r", offset=start) if size > start else np.empty(0, np.uint8)
-    for key, entry in entries.items():
+        if length > _MAX_HEADER:
+            raise ModelFileError(f"has a header of {length} bytes, at most {_MAX_HEADER} are read", file=name)
+        text = file.read(length)
+    try:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        raw.pop(_METADATA, None)
+        if len(raw) > _MAX_TENSORS:
+            raise ModelFileError(f"has {len(raw)} tensors, at most {_MAX_TENSORS} are read", file=name)
+        entries = {key: msgspec.json.decode(value, type=Entry) for key, value in raw.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise broken from None
+    start = 8 + length
+    for entry in entries.values():
         begin, end = entry.data_offsets
         dtype = _DTYPES.get(entry.dtype)
-        if dtype is None:
-            # Booleans and what newer versions of the format know; asked for, they are missing.
-            continue
-        count = int(np.prod(entry.shape, dtype=np.int64))
-        if not 0 <= begin <= end <= size - start or end - begin != count * dtype.itemsize:
+        if not begin <= end <= size - start or not entry.addressable:
             raise broken
-        # A plain view, not np.memmap, whose subclass makes every slice slow. Offsets need no alignment in this format.
-        data = np.asarray(memory[begin:end]).view(dtype).reshape(entry.shape)
-        tensors[key] = _Tensor(name, data)
+        if dtype is not None and end - begin != entry.count * dtype.itemsize:
+            raise broken
+    return Header(entries, start)
+
+
+def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
+    path = folder / name
+    header, tensors = read_header(path, name), {}
+    size = path.stat().st_size
+    memory = np.memmap(path, np.uint8, "r", offset=header.start) if size > header.start else np.empty(0, np.uint8)
+    for key, entry in header.entries.items():
+        begin, end = entry.data_offsets
+        dtype, data = _DTYPES.get(entry.dtype), None
+        if dtype is not None:
+            # A plain view, not np.memmap, whose subclass makes every slice slow. Offsets need no alignment here.
+            data = np.asarray(memory[begin:end]).view(dtype).reshape(entry.shape)
+        tensors[key] = _Tensor(name, entry.dtype, data)
     return tensors
 
 
-def _float32(stored: npt.NDArray[Any]) -> Floats:
-    if stored.dtype == np.uint16:  # bfloat16 is the upper half of a float32
+def _is_float(dtype: str) -> bool:
+    return dtype == _BFLOAT16 or (dtype in _DTYPES and _DTYPES[dtype].kind == "f")
+
+
+def _float32(stored: npt.NDArray[Any], dtype: str) -> Floats:
+    if dtype == _BFLOAT16:  # the upper half of a float32
         widened: Floats = (stored.astype(np.uint32) << 16).view(np.float32)
         return widened
     return np.ascontiguousarray(stored, np.float32)

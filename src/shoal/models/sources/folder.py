@@ -1,9 +1,11 @@
-"""`file:`: a model's folder on this machine, used where it is."""
+"""`file:`: a model's folder on this machine, used where it is. Of one with pickled weights the files are taken along,
+so that others can be put in the place of these."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,8 @@ import msgspec
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
-from shoal.models.sources.access import Fetched, Job
-from shoal.models.sources.select import IR, TOKENIZER, is_weights, module_folders
+from shoal.models.sources.access import Fetched, Job, disk_error
+from shoal.models.sources.select import IR, TOKENIZER, is_pickle, is_weights, module_folders
 
 
 def resolve(address: Address, *, weights: bool = True) -> Address:
@@ -40,17 +42,34 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
 
 
 def fetch(job: Job) -> Fetched:
-    """Nothing is copied: the answer points to the folder itself, with its weights hashed."""
+    """The answer points to the folder itself, with its weights hashed; where they are pickles, to `job.into`."""
     address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
     modules = folder / "modules.json"
     chosen = job.choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [])
-    fetched = Fetched(folder, address)
+    pickled = any(map(is_pickle, chosen))
+    fetched = Fetched(job.into if pickled else folder, address)
     for name in filter(is_weights, chosen):
         job.stop.check()
         fetched.hashes[name] = sha256(folder / name)
+    if pickled:
+        for name in chosen:
+            job.stop.check()
+            _take(folder / name, job.into / name)
     return fetched
+
+
+def _take(path: Path, target: Path) -> None:
+    """By a second name of the same file where the disk allows that. Raises SourceError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path.resolve(), target)
+        except OSError:  # another disk, or a file of somebody else's
+            shutil.copyfile(path, target)
+    except OSError as error:
+        raise disk_error(error, str(target.parent)) from error
 
 
 def _describe(path: Path, folder: Path) -> str:

@@ -1,4 +1,5 @@
-"""Which files of a model's folder the loader reads; the rest (pickles, code, other formats) is never fetched."""
+"""Which files of a model's folder the loader reads; the rest (code, other formats) is never fetched, and pickles only
+where they are to be turned into safetensors (see `pickles`)."""
 
 from __future__ import annotations
 
@@ -29,12 +30,46 @@ _GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
 _GENERATES = "generation_config.json"
 """Language models have one, and embedders made from language models have a modules.json beside it."""
+_PICKLE = "pytorch_model.bin"
+_PICKLE_INDEX = "pytorch_model.bin.index.json"
+_PICKLE_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+_PICKLED_HEADS = {f"{PurePosixPath(name).stem}.pt": name for name in _HEADS}
+"""bge-m3's as published."""
+
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+CONVERT = "have PyTorch convert it (the 'convert' extra; in the clone: pip install -e '.[convert]')"
+"""The next step for what only PyTorch reads."""
 
 
 def is_weights(name: str) -> bool:
     """Whether a chosen file holds weights, or a graph with them."""
-    return name.endswith((".safetensors", ".gguf")) or "model.onnx" in name or name in IR
+    return name.endswith((".safetensors", ".gguf")) or "model.onnx" in name or name in IR or is_pickle(name)
+
+
+def is_pickle(name: str) -> bool:
+    """Whether a chosen file holds pickled weights."""
+    last = PurePosixPath(name).name
+    return last == _PICKLE or last in _PICKLED_HEADS or _PICKLE_SHARD.fullmatch(last) is not None
+
+
+def is_pickle_index(name: str) -> bool:
+    """Whether a chosen file says in which pickles the tensors are."""
+    return PurePosixPath(name).name == _PICKLE_INDEX
+
+
+def left_pickled(names: Collection[str], chosen: Collection[str]) -> list[str]:
+    """Heads among `names` that were not chosen because they are pickles: the model does without them."""
+    heads = {
+        name: str(PurePosixPath(name).with_name(_PICKLED_HEADS[last]))
+        for name in names
+        if (last := PurePosixPath(name).name) in _PICKLED_HEADS
+    }
+    folders = {PurePosixPath(name).parent for name in chosen if PurePosixPath(name).name == "config.json"}
+    return sorted(
+        name
+        for name, safe in heads.items()
+        if name not in chosen and safe not in chosen and PurePosixPath(name).parent in folders
+    )
 
 
 def generative(names: Collection[str]) -> tuple[str, ...]:
@@ -72,35 +107,41 @@ def module_folders(modules_json: bytes) -> list[str]:
     return [path.strip("/") for path in paths if isinstance(path, str) and is_inside(path.strip("/"))]
 
 
-def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool = True) -> list[str]:
+def choose(
+    names: Collection[str], folders: Iterable[str] = (), *, weights: bool = True, pickles: bool = False
+) -> list[str]:
     """Of the files `names` (paths under the model's folder), those that loading it needs, in order.
 
     Taken from the top and from each of the module `folders`: settings and vocabularies (.json, .txt, .model),
     model.safetensors with its shards, and ONNX only as model.onnx with its external data, of which onnx/model.onnx is
-    preferred and one beside safetensors is left. Without `weights` only the settings and vocabularies are taken, and
-    a tokenizer.json alone is enough. Of a language model its graph is taken (see `generative`) with the settings and,
-    for an OpenVINO graph, its tokenizer's. Raises SourceError when there is nothing to load.
+    preferred and one beside safetensors is left. With `pickles` also those that stand for weights which are there in
+    no other form: pytorch_model.bin or its shards with their index, and bge-m3's heads. Without `weights` only the
+    settings and vocabularies are taken, and a tokenizer.json alone is enough. Of a language model its graph is taken
+    (see `generative`) with the settings and, for an OpenVINO graph, its tokenizer's. Raises SourceError when there is
+    nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()
     for folder in {"", *folders}:
         prefix = f"{folder}/" if folder else ""
         own = {name.removeprefix(prefix) for name in known if name.startswith(prefix)}
-        chosen.update(prefix + name for name in _choose_here(own))
+        chosen.update(prefix + name for name in _choose_here(own, pickles))
     if not weights:
-        chosen = {name for name in chosen if not is_weights(name)}
+        chosen = {name for name in chosen if not is_weights(name) and not is_pickle_index(name)}
         if not chosen & {"config.json", "modules.json", TOKENIZER}:
             raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
         return sorted(chosen)
     if graph := generative(known):
         tokenizers = known & set(_IR_TOKENIZERS) if graph == IR else set()
-        return sorted({name for name in chosen if not is_weights(name)} | set(graph) | tokenizers)
+        settings = {name for name in chosen if not is_weights(name) and not is_pickle_index(name)}
+        return sorted(settings | set(graph) | tokenizers)
     _refuse_unconverted(chosen)
-    if not any(name.endswith((".safetensors", ".onnx")) for name in chosen):
+    if not any(name.endswith((".safetensors", ".onnx")) or is_pickle(name) for name in chosen):
         pickled = sorted(name for name in known if name.endswith(_PICKLES))
         because = f"only {pickled[0]}, a format that can hide code; " if pickled else ""
+        turned = f", or {CONVERT}" if any(is_pickle(name) for name in pickled) else ""
         raise SourceError(
-            f"no safetensors or ONNX weights are there: {because}choose a model or revision that has them"
+            f"no safetensors or ONNX weights are there: {because}choose a model or revision that has them{turned}"
         )
     if not chosen & {"config.json", "modules.json"}:
         raise SourceError("neither config.json nor modules.json is there: this is not a model's folder")
@@ -109,7 +150,7 @@ def choose(names: Collection[str], folders: Iterable[str] = (), *, weights: bool
 
 def _refuse_unconverted(chosen: Collection[str]) -> None:
     """Before gigabytes are fetched that Shoal cannot run."""
-    weights = sorted(name for name in chosen if name.endswith(".safetensors"))
+    weights = sorted(name for name in chosen if name.endswith(".safetensors") or is_pickle(name))
     if weights and _GENERATES in chosen and "modules.json" not in chosen and not any("onnx" in name for name in chosen):
         raise SourceError(
             f"{weights[0]} is a language model's: Shoal runs those as OpenVINO IR or GGUF. Choose a repository with "
@@ -118,7 +159,7 @@ def _refuse_unconverted(chosen: Collection[str]) -> None:
         )
 
 
-def _choose_here(names: set[str]) -> set[str]:
+def _choose_here(names: set[str], pickles: bool) -> set[str]:
     """The choice in one folder, whose own files and `onnx/` are in `names`."""
     settings = {
         name
@@ -132,7 +173,18 @@ def _choose_here(names: set[str]) -> set[str]:
         weights |= _with_external_data(names, "onnx/model.onnx")
     elif "model.onnx" in names and not weights:
         weights |= _with_external_data(names, "model.onnx")
+    if pickles:
+        heads |= {name for name, safe in _PICKLED_HEADS.items() if name in names and safe not in names}
+        weights = weights or _pickled(names)
     return settings | weights | heads
+
+
+def _pickled(names: set[str]) -> set[str]:
+    """The weights in one folder as pickles: one file, else shards with their index."""
+    if _PICKLE in names:
+        return {_PICKLE}
+    shards = {name for name in names if _PICKLE_SHARD.fullmatch(name)}
+    return shards | {_PICKLE_INDEX} if shards and _PICKLE_INDEX in names else set()
 
 
 def _with_external_data(names: set[str], graph: str) -> set[str]:

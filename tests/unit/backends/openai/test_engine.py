@@ -169,6 +169,35 @@ class TestBatches:
         assert [len(request.json["input"]) for request in server.requests] == [5, 2, 2, 1]
         assert engine.facts.max_batch_size == 2
 
+    async def test_ids_and_texts_are_called_apart(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        """OpenAI takes lists of one kind; rows and tokens find their way back."""
+        inputs = batch(*("a" * 8, "ids", "b" * 8))
+        inputs["text"][1] = [1, 2, 3]
+        outputs = await engine.infer(inputs, ["embedding", "token_count"], {}, time.monotonic() + 10)
+        expected = np.stack([vector_of(each) for each in inputs["text"]])
+        assert np.array_equal(outputs["embedding"], expected)
+        assert outputs["token_count"].tolist() == [[3], [5], [3]]
+        assert [request.json["input"] for request in server.requests] == [["a" * 8, "b" * 8], [[1, 2, 3]]]
+
+    async def test_options_are_sent_as_they_are(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        params = {"dimensions": 4, "input_type": "query"}
+        outputs = await engine.infer(batch("a"), ["embedding"], params, time.monotonic() + 10)
+        assert outputs["embedding"].shape == (1, 4)
+        assert server.requests[0].json.items() >= params.items()
+
+    async def test_a_total_alone_will_do(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        server.on("/embeddings", answer(rows([1.0], usage={"total_tokens": 9})))
+        outputs = await engine.infer(batch("a"), ["token_count"], {}, time.monotonic() + 10)
+        assert outputs["token_count"].tolist() == [[9]]
+
+    async def test_a_call_with_too_many_tokens_is_halved(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+        """By whoever made the batch, as one that does not fit into memory."""
+        assert engine.facts.max_batch_tokens == 300_000
+        told = "Requested 400000 tokens, max 300000 tokens per request"
+        server.on("/embeddings", answer({"error": {"message": told}}, 400))
+        with pytest.raises(OutOfMemory, match="300000 tokens per request"):
+            await ask(engine, "a", "b")
+
     async def test_many_rows_let_others_run(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         texts = [str(number) for number in range(200)]
         assert np.array_equal(await ask(engine, *texts), np.stack([vector_of(text) for text in texts]))
@@ -329,7 +358,13 @@ class TestNumbers:
         [
             ("batch size 64 > maximum allowed batch size 32", 32),
             ("Batch size 300 exceeds limit of 128", 128),
-            ("the input array may have at most 2048 elements", None),
+            ("the input array may have at most 2048 elements", 2048),
+            ("total number of texts must be at most 96 - received 100", 96),
+            ("The batch size limit is 128. Your batch has 200 inputs.", 128),
+            ("List should have at most 32 items after validation, not 64", 32),
+            ("'input' holds more than the 2048 entries that one request may hold; split it.", 2048),
+            ("a text may have at most 512 tokens", None),
+            ("the input must have at most 8192 tokens, and has 9000", None),
             ("batch size too large", None),
             ("batch size 3 > maximum allowed batch size 0", None),
             ("", None),

@@ -22,6 +22,10 @@ WHERE = "http://gpu:8080"
 FLOATS = arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)))
 
 
+def of_width(width: int) -> st.SearchStrategy[Vectors]:
+    return arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(width)))
+
+
 def wire(body: Any) -> bytes:
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -36,7 +40,7 @@ def test_vectors_come_back_to_the_bit(rows: Vectors) -> None:
     assert np.isnan(found[~finite]).all()
 
 
-@given(st.lists(FLOATS, min_size=1, max_size=4))
+@given(st.integers(1, 9).flatmap(lambda width: st.lists(of_width(width), min_size=1, max_size=4)))
 def test_token_vectors_come_back_to_the_bit(rows: list[Vectors]) -> None:
     body = wire([matrix.tolist() for matrix in rows])
     found = asyncio.run(answers.token_vectors(body, len(rows), WHERE))
@@ -108,7 +112,8 @@ async def test_what_are_no_vectors(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [*NOTHING, b"[[[1.0]]]", b"[[[1.0]],[]]", b"[[[1.0]],[[1.0],[1.0,2.0]]]", b"[[[]],[[]]]"]
+    "body",
+    [*NOTHING, b"[[[1.0]]]", b"[[[1.0]],[]]", b"[[[1.0]],[[1.0],[1.0,2.0]]]", b"[[[]],[[]]]", b"[[[1.0]],[[1.0,2.0]]]"],
 )
 async def test_what_are_no_token_vectors(body: bytes) -> None:
     with pytest.raises(EngineFailed, match=WHERE):

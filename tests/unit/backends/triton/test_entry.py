@@ -14,7 +14,7 @@ from google.protobuf.text_format import Parse
 from shoal.backends.triton.entry import PROGRAMS, EntryOptions, Tensor, TritonModel, triton_models
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, InvalidValue, ModelFileError
-from shoal.types import TextSpec
+from shoal.types import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.entry_kit import SPEC, entry
 
 
@@ -164,6 +164,56 @@ def test_one_output_where_the_model_has_one(tmp_path: Path) -> None:
     """A graph that gives only normalised vectors has a single output under both names."""
     (model,) = triton_models(entry(tmp_path, text=msgspec.structs.replace(SPEC, pooled="sentence_embedding")))
     assert [output.name for output in model.config.output] == ["sentence_embedding"]
+
+
+M3 = msgspec.structs.replace(
+    SPEC,
+    tokens="token_embeddings",
+    sparse=SparseSpec(output="token_weights", per="token"),
+    multi=MultiSpec(dimension=3),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"dimension": 0, "score": ScoreSpec(labels=("a", "b"), activation="softmax")}, {"logits": [2]}),
+        ({"dimension": 0, "vocab_size": 30, "sparse": SparseSpec()}, {"sparse_embedding": [30]}),
+        ({"dimension": 0, "sparse": SparseSpec()}, {"sparse_embedding": [-1]}),
+        ({"dimension": 0, "multi": MultiSpec(dimension=3)}, {"multi_vectors": [-1, 3]}),
+        (
+            {"tokens": M3.tokens, "sparse": M3.sparse, "multi": M3.multi},
+            {
+                "sentence_embedding": [4],
+                "pooled": [4],
+                "token_weights": [-1],
+                "multi_vectors": [-1, 3],
+                "token_embeddings": [-1, 6],
+            },
+        ),
+    ],
+)
+def test_every_head_is_an_output(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, list[int]]) -> None:
+    """With the axes of one text: a number a label, a word, a token, or a vector a token."""
+    (model,) = triton_models(entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), token_width=6))
+    assert {output.name: list(output.dims) for output in model.config.output} == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dimension": 0, "sparse": SparseSpec()}, "org/mini gives no dense vectors"),
+        ({"frame_tokens": False}, "org/mini reads texts as no tokenizer there does"),
+    ],
+)
+def test_ensembles_are_over_encoders(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    """One vector comes out, of a text that the tokenizer frames; the encoder beside it gives all that it has."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), options={"text_in": True})
+    assert caught.value.param == "triton_text_in"
+    encoder, _, whole = triton_models(entry(tmp_path, text=M3, options={"text_in": True}))
+    assert [one.name for one in whole.config.output] == ["embedding"]
+    assert {one.name for one in encoder.config.output} == set(M3.outputs)
 
 
 def test_warm_up_runs_a_short_and_the_longest_text(tmp_path: Path) -> None:

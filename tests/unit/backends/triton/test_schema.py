@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,65 +14,29 @@ from hypothesis import strategies as st
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, triton_models
 from shoal.backends.triton.protocol_pb2 import (
     ModelConfig,
-    ModelInput,
     ModelInstanceGroup,
     ModelMetadataResponse,
-    ModelOutput,
     ModelParameter,
     ModelSequenceBatching,
     ModelTransactionPolicy,
 )
-from shoal.backends.triton.schema import DATATYPES, Embedder, Names, Port, detect
+from shoal.backends.triton.schema import Embedder, Names, Port, detect
 from shoal.errors import ConfigError, EngineFailed
 from shoal.types import TextSpec
-
-NUMBERS = {name: number for number, name in DATATYPES.items()}
-Tensor: TypeAlias = tuple[str, str, Sequence[int]]
-
-TEXT: Tensor = ("text", "BYTES", [1])
-IDS: Tensor = ("input_ids", "INT64", [-1])
-MASK: Tensor = ("attention_mask", "INT64", [-1])
-SENTENCE: Tensor = ("sentence_embedding", "FP32", [384])
-
-
-def config(inputs: Iterable[Tensor], outputs: Iterable[Tensor], *, size: int = 32, **more: Any) -> ModelConfig:
-    """`more` are fields of the configuration; `optional` names inputs that need not be filled."""
-    optional = more.pop("optional", ())
-    return ModelConfig(
-        name=more.pop("name", "m"),
-        max_batch_size=size,
-        input=[
-            ModelInput(name=name, data_type=NUMBERS[kind], dims=dims, optional=name in optional)  # type: ignore[arg-type]
-            for name, kind, dims in inputs
-        ],
-        output=[
-            ModelOutput(name=name, data_type=NUMBERS[kind], dims=dims)  # type: ignore[arg-type]
-            for name, kind, dims in outputs
-        ],
-        **more,
-    )
-
-
-def metadata(*versions: str, platform: str = "") -> ModelMetadataResponse:
-    return ModelMetadataResponse(name="m", versions=versions or ("1",), platform=platform)
-
-
-def found(inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: Names | None = None, **more: Any) -> Embedder:
-    return detect(config(inputs, outputs, **more), metadata(), names)
-
-
-def refusal(inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: Names | None = None, **more: Any) -> str:
-    with pytest.raises(ConfigError, match=r"^Triton's model 'm' ") as caught:
-        found(inputs, outputs, names, **more)
-    return caught.value.message
-
-
-def sent(embedder: Embedder) -> dict[str, str]:
-    return {port.canonical: port.name for port in embedder.inputs}
-
-
-def read(embedder: Embedder) -> dict[str, str]:
-    return {port.canonical: port.name for port in embedder.outputs}
+from tests.unit.backends.triton.schema_kit import (
+    IDS,
+    MASK,
+    NUMBERS,
+    SENTENCE,
+    TEXT,
+    Tensor,
+    config,
+    found,
+    metadata,
+    read,
+    refusal,
+    sent,
+)
 
 
 class TestTextModels:
@@ -445,7 +408,8 @@ class TestShapes:
 
 words = st.sampled_from([
     "text", "input_text", "input_ids", "attention_mask", "pixel_values", "token_count", "embedding", "embeddings",
-    "sentence_embedding", "pooled", "last_hidden_state", "text_input", "max_tokens", "x", "",
+    "sentence_embedding", "pooled", "last_hidden_state", "text_input", "max_tokens", "x", "", "logits", "scores",
+    "query", "passage", "pair", "sparse_embedding", "token_embeddings",
 ])  # fmt: skip
 tensors = st.lists(
     st.tuples(words, st.sampled_from(sorted(NUMBERS)), st.lists(st.integers(-1, 4), max_size=4)),
@@ -457,7 +421,8 @@ some_names = st.dictionaries(words, words, max_size=2)
 
 @given(
     inputs=tensors, outputs=tensors, size=st.integers(-1, 4), given_inputs=some_names, given_outputs=some_names,
-    optional=st.lists(words, max_size=2), decoupled=st.booleans(), versions=st.lists(st.text(max_size=3), max_size=3),
+    optional=st.lists(words, max_size=2), scores=st.booleans(), decoupled=st.booleans(),
+    versions=st.lists(st.text(max_size=3), max_size=3),
 )  # fmt: skip
 def test_detecting_never_fails_otherwise(
     inputs: list[Tensor],
@@ -466,6 +431,7 @@ def test_detecting_never_fails_otherwise(
     given_inputs: dict[str, str],
     given_outputs: dict[str, str],
     optional: list[str],
+    scores: bool,
     decoupled: bool,
     versions: list[str],
 ) -> None:
@@ -473,7 +439,7 @@ def test_detecting_never_fails_otherwise(
     policy = ModelTransactionPolicy(decoupled=decoupled)
     made = config(inputs, outputs, size=size, optional=optional, model_transaction_policy=policy)
     try:
-        embedder = detect(made, metadata(*versions), Names(inputs=given_inputs, outputs=given_outputs))
+        embedder = detect(made, metadata(*versions), Names(inputs=given_inputs, outputs=given_outputs, scores=scores))
     except ConfigError as error:
         assert re.match(r"Triton's model 'm' \w", error.message)
         return

@@ -143,6 +143,7 @@ def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
         ({}, True),
         ({"tokenizer_class": "BertTokenizerFast"}, True),
         ({"tokenizer_class": "XLMRobertaTokenizer"}, False),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
         ({"model_input_names": ["input_ids", "attention_mask"]}, False),
         ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
     ],

@@ -116,5 +116,5 @@ def test_broken_tokenizers_are_named(tmp_path: Path, content: dict[str, Any]) ->
     """No file makes the reader fail in its own words."""
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(ModelFileError) as caught:
-        Vocabulary(tmp_path)
+        _ = Vocabulary(tmp_path).limit
     assert caught.value.file == "tokenizer.json"

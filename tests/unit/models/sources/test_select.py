@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import SourceError
-from shoal.models.sources.select import choose, module_folders
+from shoal.models.sources.select import choose, is_pickle, is_pickle_index, is_weights, left_pickled, module_folders
 
 BASE = ["config.json", "tokenizer.json"]
 
@@ -56,6 +56,66 @@ def test_pickled_weights_alone_are_refused_by_name() -> None:
     """A model without safe weights is refused before anything large is fetched."""
     with pytest.raises(SourceError, match=r"pytorch_model\.bin.*safetensors|safetensors.*pytorch_model\.bin"):
         choose([*BASE, "pytorch_model.bin"])
+
+
+def test_pickles_are_chosen_where_somebody_turns_them() -> None:
+    """In each folder only for weights that are there in no other form: shards with their index, one file before these,
+    heads one by one; and never beside a graph or safetensors."""
+    shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    index = "pytorch_model.bin.index.json"
+    modules = ["2_Dense/config.json", "2_Dense/pytorch_model.bin"]
+    others = ["optimizer.pt", "training_args.bin", "checkpoint-5/pytorch_model.bin", "3_Dense/pytorch_model.bin"]
+
+    def taken(*names: str) -> set[str]:
+        return set(choose([*BASE, *modules, *others, *names], ["2_Dense"], pickles=True)) - {*BASE, *modules}
+
+    assert taken("pytorch_model.bin") == {"pytorch_model.bin"}
+    assert taken(*shards, index) == {*shards, index}
+    assert taken(*shards, index, "pytorch_model.bin") == {"pytorch_model.bin"}
+    assert taken("model.safetensors", "pytorch_model.bin", *shards, index) == {"model.safetensors"}
+    assert taken("onnx/model.onnx", "pytorch_model.bin") == {"onnx/model.onnx"}
+    heads = ["sparse_linear.pt", "colbert_linear.pt", "colbert_linear.safetensors"]
+    assert taken("model.safetensors", *heads) == {"model.safetensors", heads[0], heads[2]}
+    assert taken("2_Dense/model.safetensors", "pytorch_model.bin") - {"2_Dense/model.safetensors"} == {
+        "pytorch_model.bin"
+    }
+
+
+def test_shards_without_an_index_are_nothing() -> None:
+    with pytest.raises(SourceError, match="safetensors"):
+        choose([*BASE, "pytorch_model-00001-of-00002.bin"], pickles=True)
+
+
+def test_pickles_are_weights_and_no_settings() -> None:
+    names = [*BASE, "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json", "sparse_linear.pt"]
+    assert choose(names, pickles=True, weights=False) == BASE
+    assert [name for name in names if is_weights(name)] == [name for name in names if is_pickle(name)]
+    assert [name for name in names if is_pickle_index(name)] == ["pytorch_model.bin.index.json"]
+    assert not any(map(is_pickle, ("openvino_tokenizer.bin", "optimizer.pt", "model.safetensors")))
+
+
+def test_a_pickled_language_model_is_not_fetched_to_be_refused() -> None:
+    with pytest.raises(SourceError, match="OpenVINO IR or GGUF"):
+        choose([*BASE, "generation_config.json", "pytorch_model.bin"], pickles=True)
+
+
+def test_what_is_left_out_is_known() -> None:
+    """Heads beside an encoder, as long as no safetensors hold the same."""
+    names = [*BASE, "model.safetensors", "sparse_linear.pt", "colbert_linear.pt", "old/sparse_linear.pt"]
+    assert left_pickled(names, choose(names)) == ["colbert_linear.pt", "sparse_linear.pt"]
+    assert left_pickled(names, choose(names, pickles=True)) == []
+    names.append("sparse_linear.safetensors")
+    assert left_pickled(names, choose(names)) == ["colbert_linear.pt"]
+
+
+def test_the_extra_is_named_where_it_would_help() -> None:
+    """Not for formats that it does not read."""
+    with pytest.raises(SourceError, match=r"pip install -e '\.\[convert\]'"):
+        choose([*BASE, "pytorch_model.bin"])
+    with pytest.raises(SourceError) as caught:
+        choose([*BASE, "tf_model.h5"])
+    assert "tf_model.h5" in caught.value.message
+    assert "convert" not in caught.value.message
 
 
 def test_something_else_is_refused() -> None:

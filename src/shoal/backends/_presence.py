@@ -1,0 +1,116 @@
+"""Whether a server behind an engine is in service: noticed by its calls, and by a watch that brings it back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from shoal.errors import InternalError, ShoalError, TransportFailed
+
+SLOW_LOOKS = 3
+"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
+
+
+class Presence:
+    """One server, called `name` in the log: `ready` says whether it serves, `reason` why it does not.
+
+    `look` raises a ShoalError for a server that is not well. `admit` is awaited each time that it comes (back), and
+    raises one to keep it out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        logger: logging.Logger,
+        *,
+        look: Callable[[], Awaitable[None]],
+        admit: Callable[[], Awaitable[None]],
+        serving: bool = False,
+    ) -> None:
+        self.ready = serving
+        self.reason = "" if serving else "it was not reached yet"
+        self._name = name
+        self._logger = logger
+        self._look = look
+        self._admit = admit
+        self._closed = False
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, *, look_s: float, again_s: float) -> None:
+        """Begin to watch, once: with `look_s` between looks at a server that is well, `again_s` at one that is not."""
+        self._task = asyncio.create_task(self._keep(look_s, again_s), name=f"watch {self._name}")
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call, which `aclose` waits for; one that finds the server gone takes it out of service. Raises
+        TransportFailed after `aclose`."""
+        if self._closed:
+            raise TransportFailed(f"{self._name} is closed: send the request again")
+        self._running += 1
+        try:
+            yield
+        except TransportFailed as error:
+            self.lost(error)
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    def lost(self, error: ShoalError) -> None:
+        """It is out of service, and looked at now."""
+        if self.ready:
+            self._logger.warning("%s is out of service: %s", self._name, error.message)
+        self.ready = False
+        self.reason = error.message
+        self._wake.set()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self.ready = False
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _keep(self, look_s: float, again_s: float) -> None:
+        missed = 0
+        while True:
+            await self._pause(look_s if self.ready and not missed else again_s)
+            try:
+                await self._look()
+                if not self.ready:
+                    await self._admit()
+                    self.ready, self.reason = True, ""
+                    self._logger.info("%s is in service", self._name)
+                missed = 0
+            except ShoalError as error:
+                missed += 1
+                if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
+                    self.lost(error)
+                elif not self.ready and error.message != self.reason:
+                    self._logger.warning("%s cannot serve: %s", self._name, error.message)
+                    self.reason = error.message
+            except Exception as error:  # a bug here must not end the watch: the model would never come back
+                self._logger.exception("watching %s failed in an unforeseen way", self._name)
+                self.lost(InternalError(f"watching the server failed: {error!r}"))
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep; a request that loses the server while it serves ends it."""
+        if not self.ready:
+            await asyncio.sleep(seconds)
+            return
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,52 @@
+"""What an engine of an OpenAI-compatible server calls: a route, the body for some items, and the rows of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from shoal.backends._http_answer import Answer
+from shoal.errors import EngineFailed
+from shoal.types import Array
+
+T = TypeVar("T")
+
+
+class Rows(NamedTuple):
+    """`values` [items, ...] in the order of the items, and `tokens`: what the server read for all of them, 0 where it
+    does not count."""
+
+    values: Array
+    tokens: int
+
+
+class Calls(Protocol):
+    """One route of one server; `output` names its rows. It learns what that server refuses, so each engine has its own.
+
+    - `group`: equal for items that may share a call; None for an item that this route does not take.
+    - `body`: what is posted to `path` for items of one group.
+    - `learned`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
+    - `read` raises EngineFailed for what is not one row for each item.
+    """
+
+    path: str
+    output: str
+
+    def group(self, item: Any) -> Hashable | None: ...
+
+    def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]: ...
+
+    def learned(self, answer: Answer) -> bool: ...
+
+    async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows: ...
+
+
+def by_index(found: Sequence[tuple[int | None, T]], count: int, where: str) -> list[T]:
+    """Entries in the order of their indices, or as they come where they have none. Raises EngineFailed for what is not
+    one entry for each of `count` inputs."""
+    rows: dict[int, T] = {}
+    for place, (index, row) in enumerate(found):
+        rows[place if index is None else index] = row
+    if len(found) != count or set(rows) != set(range(count)):
+        raise EngineFailed(f"the server at {where} answered {len(found)} rows for {count} inputs, or not one for each")
+    return [rows[place] for place in range(count)]

@@ -1,0 +1,77 @@
+"""POST /embeddings: texts, or lists of token ids, to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pybase64
+
+from shoal.backends._http_answer import Answer
+from shoal.backends.openai.calls import Rows
+from shoal.backends.openai.wire import VectorsWire
+from shoal.errors import EngineFailed
+from shoal.types import Vectors
+
+ROWS_AT_ONCE = 64
+"""Rows that are decoded before others get the loop: lists of floats take about 50 us a row."""
+
+_VECTORS = msgspec.json.Decoder(VectorsWire)
+_FLOATS = msgspec.json.Decoder(list[float])
+_TEXT = msgspec.json.Decoder(str)
+
+
+class Embeddings:
+    """Calls to float32 [items, dimension]. Texts and lists of ids are in calls of their own, as OpenAI has it; options
+    are sent under the names that they have in Shoal. Vectors come as base64 until the server refuses that."""
+
+    def __init__(self) -> None:
+        self.path = "/embeddings"
+        self.output = "embedding"
+        self._base64 = True
+
+    def group(self, item: Any) -> Hashable | None:
+        return "text" if isinstance(item, str) else "ids"
+
+    def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
+        form = "base64" if self._base64 else "float"
+        return {"model": model, "input": list(items), "encoding_format": form, **options}
+
+    def learned(self, answer: Answer) -> bool:
+        if not (self._base64 and "encoding_format" in answer.own_words):
+            return False
+        self._base64 = False
+        return True
+
+    async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
+        try:
+            told = _VECTORS.decode(answer.body)
+            rows: list[Vectors | None] = [None] * len(items)
+            for place, one in enumerate(told.data):
+                at = place if one.index is None else one.index
+                if not 0 <= at < len(rows) or rows[at] is not None:
+                    raise EngineFailed(
+                        f"the server at {where} answered {len(told.data)} vectors for {len(items)} texts"
+                    )
+                rows[at] = _vector(bytes(one.embedding))
+                if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise EngineFailed(f"the server at {where} answered what are no embeddings: {error}") from None
+        found = [row for row in rows if row is not None]
+        if len(found) != len(items):
+            raise EngineFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
+        if len({row.size for row in found}) != 1 or not found[0].size:
+            raise EngineFailed(f"the server at {where} answered vectors of several lengths, or of none")
+        return Rows(np.stack(found), told.usage.read if told.usage is not None else 0)
+
+
+def _vector(embedding: bytes) -> Vectors:
+    if embedding.startswith(b'"'):
+        data = pybase64.b64decode(_TEXT.decode(embedding), validate=True)
+        return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
+        return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)

@@ -1,0 +1,72 @@
+"""What a model on Triton answers for a few inputs, whatever kind of model it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import msgspec
+import numpy as np
+
+from shoal.backends.triton.engine import TritonEngine
+from shoal.core.probe import PAIRS, TEXTS, Probed, ProbedScores, ProbedSparse, probe, probe_scores, probe_sparse
+from shoal.core.protocols import Counted, EngineFacts, Pipeline, Prepared, Row, Tensors, VectorSet
+from shoal.errors import ShoalError
+from shoal.types import Array, Batched, Embed, Item, VectorKind
+
+PROBE_S = 60.0
+"""For the first texts of a model: a GPU may build its kernels with them."""
+
+Answered: TypeAlias = Probed | ProbedSparse | ProbedScores
+
+
+async def probed(
+    engine: TritonEngine, pipeline: Pipeline, kinds: Sequence[VectorKind], *, pairs: bool = False
+) -> Answered:
+    """The answers of one replica. `kinds`: the vectors that the model gives, none where it scores; `pairs`: it scores
+    two texts together. Raises what the engine and the pipeline raise."""
+    deadline = time.monotonic() + PROBE_S
+    if not kinds:
+        return await probe_scores(engine, pipeline, deadline, PAIRS if pairs else TEXTS)
+    if "dense" in kinds:
+        return await probe(engine, pipeline, deadline)
+    if "sparse" in kinds:
+        return await probe_sparse(engine, pipeline, deadline)
+    return await probe(engine, _Averaged(pipeline), deadline)
+
+
+def agrees(reference: Answered, answered: Answered, name: str) -> None:
+    """Raise ConfigError when a replica, called `name`, is none of the model that `reference` is of."""
+    # One pipeline asks all replicas of a model, so that their answers are of one kind.
+    reference.check(answered, name)  # type: ignore[arg-type]
+
+
+class _Averaged:
+    """A pipeline of late interaction, with the mean of a text's vectors in the place of its dense one."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def check(self, task: Batched) -> None:
+        self._pipeline.check(task)
+
+    def estimate(self, item: Item) -> int:
+        return self._pipeline.estimate(item)
+
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        asked = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]
+        return self._pipeline.prepare(asked)
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        return self._pipeline.collate(batch, facts)
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+        return [_mean(each) for each in self._pipeline.finish(outputs, batch)]
+
+
+def _mean(row: Row | Counted | ShoalError) -> Row | Counted | ShoalError:
+    if not isinstance(row, VectorSet) or row.multi is None:
+        return row
+    mean: Array = np.asarray(row.multi.mean(axis=0))
+    return mean

@@ -1,0 +1,221 @@
+"""How what is asked of a model on Triton becomes its tensors, and its tensors vectors or scores: the pipeline, and the
+facts to show."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from shoal.backends.triton.engine import ANY_BATCH
+from shoal.backends.triton.schema import LOGITS, SENTENCE, TOKENS, Embedder
+from shoal.core.probe import PAIRS, TEXTS, Probed, ProbedScores
+from shoal.core.protocols import ModelFacts, Pipeline, TextCodec
+from shoal.errors import ConfigError
+from shoal.local import limits_of
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.prepare import SOURCE
+from shoal.models.tokenizer_file import TOKENIZER
+from shoal.pipelines.codec import TokenizerCodec
+from shoal.pipelines.pairs import PairPipeline
+from shoal.pipelines.strings import StringPipeline, StringSpec
+from shoal.pipelines.text import TextPipeline
+from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.triton.probing import Answered
+from shoal.triton.scores import TextScorePipeline, head_of, score_spec
+from shoal.triton.specs import access_of, specified, store_of
+from shoal.triton.targets import Wanted
+from shoal.types import ScoreSpec, TaskKind, TextSpec, VectorKind
+
+Served: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextScorePipeline
+
+
+class Reading:
+    """One model. `provisional` serves the probe, which tells what its schema left open; `kinds`: the vectors that it
+    gives, none where it scores; `pairs`: it is probed with two texts together."""
+
+    def __init__(self, wanted: Wanted, embedder: Embedder) -> None:
+        """Raises SetupError. Reads files: call it in a thread."""
+        self.wanted = wanted
+        self.embedder = embedder
+        self._specified = specified(wanted, embedder) if embedder.style == "tokens" else None
+        self._head = self._specified.head if self._specified is not None else None
+        self._counter = None if self._specified else self._tokenizer()
+        self.provisional = self._pipeline(embedder.dimension, unit=False, final=False)
+        spec = self.provisional.spec
+        self.kinds: Sequence[VectorKind] = spec.kinds if isinstance(spec, TextSpec | StringSpec) else ()
+        self.pairs = _takes_pairs(self.provisional)
+
+    def settle(self, answered: Answered) -> Pipeline:
+        """The pipeline to serve with. Raises ConfigError when the dimension, or the number of labels, is not the one
+        that was expected."""
+        if isinstance(answered, ProbedScores):
+            return self._pipeline(answered.scores.shape[1], unit=False)
+        if not isinstance(answered, Probed) or "dense" not in self.kinds:
+            return self.provisional
+        expected = self.wanted.table.dimension
+        if expected is not None and expected != answered.dimension:
+            raise ConfigError(
+                f"{self.wanted.name} gives vectors of {answered.dimension} dimensions, and the configuration says "
+                f"{expected}: correct it, or leave it out, since the model decides"
+            )
+        return self._pipeline(answered.dimension, unit=answered.unit)
+
+    def codec(self, pipeline: Pipeline) -> TextCodec | None:
+        if isinstance(pipeline, TextPipeline | PairPipeline):
+            return TokenizerCodec(pipeline.tokenizer, pipeline.spec)
+        if isinstance(pipeline, StringPipeline) and pipeline.tokenizer is not None:
+            return TokenizerCodec(pipeline.tokenizer, pipeline.spec)
+        return None
+
+    def facts(self, pipeline: Pipeline, answered: Answered) -> ModelFacts:
+        embedder, wanted = self.embedder, self.wanted
+        assert isinstance(pipeline, Served)
+        spec = pipeline.spec
+        scores = score_of(pipeline)
+        prompted = spec if isinstance(spec, TextSpec | StringSpec) else None
+        dense = "dense" in self.kinds and isinstance(answered, Probed)
+        return ModelFacts(
+            id=wanted.name,
+            source=wanted.source,
+            backend="triton",
+            tasks=tasks_of(pipeline),
+            vectors=tuple(self.kinds),
+            labels=scores.labels if scores is not None else (),
+            dimension=answered.dimension if dense and isinstance(answered, Probed) else None,
+            max_input_tokens=spec.max_tokens or None,
+            precision=embedder.precision,
+            pooling=spec.pooling if isinstance(spec, TextSpec) and scores is None else "",
+            space=self._space(pipeline) if scores is None else "",
+            revision=embedder.version,
+            prompts=dict(prompted.prompts) if prompted is not None else {},
+            default_prompt_name=prompted.default_prompt_name if prompted is not None else None,
+            verified=f"{len(PAIRS if self.pairs else TEXTS)} {'pairs' if self.pairs else 'texts'} answered, all finite",
+            details={
+                **limits_of(wanted.settings),
+                "model": wanted.targets[0].model,
+                "servers": [target.address for target in wanted.targets],
+                "schema": embedder.style,
+                "instances": embedder.instances,
+                "max_batch_size": min(embedder.max_batch_size or ANY_BATCH, wanted.settings.max_batch_size),
+                "usage": self._usage(pipeline),
+                **({"activation": scores.activation} if scores is not None else {}),
+            },
+        )
+
+    def _pipeline(self, size: int | None, *, unit: bool, final: bool = True) -> Served:
+        """`size`: of a dense vector, or how many scores there are; None while that is not known. `final` False: for the
+        probe."""
+        wanted, settings, embedder = self.wanted, self.wanted.settings, self.embedder
+        normalize = wanted.table.normalize
+        if self._specified is not None:
+            folder, spec = self._specified.folder, self._fed(self._specified.spec)
+            if spec.score is not None:
+                return PairPipeline(folder, self._scored(spec, size), truncate=settings.truncate)
+            if spec.dimension:
+                spec = msgspec.structs.replace(spec, dimension=size or 1, **self._outputs(spec, unit))
+            return TextPipeline(folder, spec, truncate=settings.truncate, normalize=normalize)
+        if embedder.outputs[0].canonical == LOGITS:
+            return TextScorePipeline(
+                score_spec(wanted.name, wanted.table, embedder, self._head, size),
+                pair=embedder.style == "pairs",
+                truncate=settings.truncate,
+                final=final,
+                max_tokens=wanted.table.max_tokens or 0,
+                tokenizer=self._counter,
+            )
+        names = {port.canonical for port in embedder.outputs}
+        strings = StringSpec(
+            dimension=size or 1,
+            prompts=wanted.table.prompts,
+            default_prompt_name=wanted.table.default_prompt_name,
+            normalized=unit,
+            max_tokens=wanted.table.max_tokens or 0,
+            token_count="token_count" if "token_count" in names else "",
+            nim=embedder.style == "nim",
+        )
+        return StringPipeline(strings, truncate=settings.truncate, normalize=normalize, tokenizer=self._counter)
+
+    def _fed(self, spec: TextSpec) -> TextSpec:
+        """With the inputs that the served graph has, and the only length that it takes."""
+        changes: dict[str, Any] = {"inputs": tuple(port.canonical for port in self.embedder.inputs)}
+        if self.embedder.length:
+            changes["max_tokens"] = self.embedder.length
+        return msgspec.structs.replace(spec, **changes)
+
+    def _scored(self, spec: TextSpec, size: int | None) -> TextSpec:
+        """With as many labels as there are scores; those of an entry of Shoal's are written in it."""
+        own = "shoal_text" in self.embedder.parameters and self.wanted.table.tokenizer is None
+        if own or self.wanted.stored is not None:
+            return spec
+        score = score_spec(self.wanted.name, self.wanted.table, self.embedder, self._head, size)
+        return msgspec.structs.replace(spec, score=score)
+
+    def _outputs(self, spec: TextSpec, unit: bool) -> dict[str, Any]:
+        """Where the dense vectors are, among what the served graph answers; the rest of a TextSpec stays as it is."""
+        names = {port.canonical for port in self.embedder.outputs}
+        if TOKENS in names and self.embedder.level == "token":
+            return {"pooled": TOKENS, "sentence_embedding": TOKENS}
+        if spec.pooled != spec.sentence_embedding and {spec.pooled, spec.sentence_embedding} <= names:
+            return {}
+        return {"pooled": SENTENCE, "sentence_embedding": SENTENCE, "ends_normalized": unit}
+
+    def _tokenizer(self) -> TextTokenizer | None:
+        """For counting alone, where the model reads text itself. Its files may say what the scores mean."""
+        wanted = self.wanted
+        if wanted.table.tokenizer is None:
+            return None
+        folder = tokenizer_folder(wanted.table.tokenizer, store=store_of(wanted), access=access_of(wanted))
+        if self.embedder.outputs[0].canonical == LOGITS:
+            self._head = head_of(folder / SOURCE)
+        return TextTokenizer(folder, TOKENIZER)
+
+    def _space(self, pipeline: Served) -> str:
+        known = self._specified.space if self._specified is not None else self.embedder.parameters.get("shoal_space")
+        return known or space_of(self.wanted, self.embedder, pipeline)
+
+    def _usage(self, pipeline: Pipeline) -> str:
+        """How tokens are counted: by Shoal, by the model, or guessed from the size of the text."""
+        if isinstance(pipeline, TextPipeline | PairPipeline) or self._counter is not None:
+            return "counted"
+        return "reported" if isinstance(pipeline, StringPipeline) and pipeline.spec.token_count else "estimated"
+
+
+def score_of(pipeline: Served) -> ScoreSpec | None:
+    """What a model's scores are; None for one of vectors."""
+    if isinstance(pipeline, TextScorePipeline):
+        return pipeline.score
+    return pipeline.spec.score if isinstance(pipeline, PairPipeline) else None
+
+
+def tasks_of(pipeline: Served) -> tuple[TaskKind, ...]:
+    scores = score_of(pipeline)
+    if scores is None:
+        return ("embed",)
+    reads_pairs = not isinstance(pipeline, TextScorePipeline) or pipeline.pair
+    return ("rerank", "classify") if len(scores.labels) == 1 and reads_pairs else ("classify",)
+
+
+def _takes_pairs(pipeline: Served) -> bool:
+    if isinstance(pipeline, TextScorePipeline):
+        return pipeline.pair
+    scores = score_of(pipeline)
+    return scores is not None and scores.pairs
+
+
+def space_of(wanted: Wanted, embedder: Embedder, pipeline: Served) -> str:
+    """16 hex digits for a model whose weights are not known: what a vector depends on, as far as it can be seen.
+
+    Name and version stand for the weights, so a new version is a new space; replacing the weights under one version is
+    not noticed.
+    """
+    told = [
+        wanted.targets[0].model,
+        embedder.version,
+        embedder.style,
+        [(port.name, port.datatype) for port in (*embedder.inputs, *embedder.outputs)],
+        msgspec.to_builtins(pipeline.spec),
+    ]
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
