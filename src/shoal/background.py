@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent import futures
 from contextlib import asynccontextmanager
@@ -210,28 +211,51 @@ class Background:
 
 
 class _Room:
-    """Lets so many items be at the gateway at once: others wait here, where a server would refuse them."""
+    """Lets so many items be at the gateway at once: others wait here, where a server would refuse them. First come,
+    first served: a large call is not passed by small ones for ever."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._inside = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def of(self, items: int) -> AsyncGenerator[None]:
-        while self._inside and self._inside + items > self._most:
-            place = asyncio.get_running_loop().create_future()
-            self._waiting.append(place)
-            await place
-        self._inside += items
+        if self._waiting or not self._fits(items):
+            await self._turn(items)
+        else:
+            self._inside += items
         try:
             yield
         finally:
-            self._inside -= items
-            waiting, self._waiting = self._waiting, []
-            for place in waiting:
-                if not place.done():
-                    place.set_result(None)
+            self._left(items)
+
+    async def _turn(self, items: int) -> None:
+        """Return once they are inside."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._let_in()  # it may have been the one that the others wait for
+            else:
+                self._left(items)
+            raise
+
+    def _fits(self, items: int) -> bool:
+        return not self._inside or self._inside + items <= self._most
+
+    def _left(self, items: int) -> None:
+        self._inside -= items
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            items, place = self._waiting.popleft()
+            if not place.done():
+                self._inside += items
+                place.set_result(None)
 
 
 def _check_loaded(running: Running) -> None:

@@ -362,11 +362,17 @@ def _served(
     file: Path | None,
     preset: tuple[Given | None, Source],
 ) -> tuple[tuple[str, ...], Source]:
-    if flags.get(MODELS):
-        return tuple(flags[MODELS]), Source("flag", "arguments")
     variable = ENV_PREFIX + MODELS.upper()
     found, default = preset
     label = ", ".join(found.variables) if found else ""
+    if flags.get(MODELS):
+        if found and found.alone and label.startswith("--"):
+            raise ConfigError(
+                f"{label} names the model, and so does {flags[MODELS][0]!r}: give one of them, and to a flag beside it "
+                "the value that it takes",
+                param=label,
+            )
+        return tuple(flags[MODELS]), Source("flag", "arguments")
     if found and label.startswith("--"):
         return found.value, Source("flag", label)
     if environ.get(variable, "").strip():

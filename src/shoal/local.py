@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +20,12 @@ import msgspec
 
 from shoal.backends import ENGINES, FOLDER_ENGINES, Checked, EngineOptions, choose, opener
 from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
+from shoal.disk import disk_error
 from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
 from shoal.models.address import Address, parse_address
+from shoal.models.as_published import check_folder
 from shoal.models.export import Exported, can_export, export
+from shoal.models.manifest import Verdict
 from shoal.models.prepare import SOURCE, Ways, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.samples import LONGEST, PAIRS, TEXTS
@@ -154,6 +158,8 @@ async def open_local(
 ) -> Local:
     """Open every replica of a model; they must be the same model. Of its table prompts are read. Raises SetupError."""
     stored = [await prepared(address, settings, progress) for address in addresses]
+    if choose(settings.engine) in FOLDER_ENGINES:
+        stored = await asyncio.to_thread(_compared, stored, choose(settings.engine), settings)
     if table is not None:
         stored = [prompted(one, table) for one in stored]
     if len({space_of(one) or _identity(one) for one in stored}) > 1:
@@ -241,24 +247,62 @@ def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: 
     variant = _variant(engine, settings)
     if variant is None:
         return {}
-    try:
-        version = metadata.version(engine)
-    except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
-        version = ""
+    store = Store(settings.home)
     told: dict[str, Any] = {}
     with _Verifier(engine) as verifier:
         for one in stored:
-            make_variant(one, variant)
+            try:
+                make_variant(one, variant, store=store)
+            except OSError as error:
+                error.filename = error.filename or one.path
+                raise disk_error(error, f"the {variant} weights of {one.manifest.id}") from error
             found = parity_of(
                 one,
                 variant,
-                store=Store(settings.home),
-                engine=f"{engine} {version}, {os.cpu_count()} cores",
+                store=store,
+                engine=f"{engine} {_version(engine)}, {os.cpu_count()} cores",
                 samples=samples,
                 open_graph=verifier.open,
             )
             told = msgspec.to_builtins(found)
     return {f"{variant}_{name}": told[name] for name in PARITY if told[name] is not None}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
+        return ""
+
+
+class _Compared(msgspec.Struct, frozen=True):
+    """A model's verdict on an engine of folders, as it is noted. `key`: the engine with its version; `verdict` None: an
+    architecture that there is nothing to compare with."""
+
+    key: str = ""
+    verdict: Verdict | None = None
+
+
+def _compared(stored: Sequence[Stored], engine: str, settings: Settings) -> list[Stored]:
+    """The models as an engine of folders runs them: each compared with the numpy forward pass where that knows the
+    architecture, in f32 and once with each version of the engine, and its verdict in place of the graph's. Blocks.
+    Raises SetupError."""
+    store, key = Store(settings.home), f"{engine} {_version(engine)}, transformers {_version('transformers')}"
+    found = []
+    for one in stored:
+        try:
+            kept = msgspec.convert(store.notes(one).get("folder"), _Compared)
+        except msgspec.ValidationError:
+            kept = _Compared()
+        if kept.key != key:
+            with _Verifier(engine) as verifier:
+                place, spec = _place(engine, one, None), one.manifest.text_spec
+                run = partial(verifier.open, place, spec=spec)
+                kept = _Compared(key, check_folder(place, one.path, spec, engine=engine, run=run))
+            store.note(one, "folder", msgspec.to_builtins(kept))
+        verdict = kept.verdict or one.manifest.verification
+        found.append(replace(one, manifest=msgspec.structs.replace(one.manifest, verification=verdict)))
+    return found
 
 
 def _told(variant: Variant, parity: Mapping[str, Any]) -> str:
@@ -313,8 +357,8 @@ def _facts(
         **limits_of(settings),
     }
     if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
-        key = "bf16_min_cosine" if spec.score is None else "bf16_max_difference"
-        details[key] = checked.min_cosine if spec.score is None else checked.max_difference
+        key = "min_cosine" if spec.score is None else "max_difference"
+        details[f"{checked.precision}_{key}"] = checked.min_cosine if spec.score is None else checked.max_difference
     return ModelFacts(
         id=manifest.id,
         source=manifest.source,
@@ -387,7 +431,8 @@ def _repeats(file: str, weights: Mapping[str, str]) -> bool:
 
 
 class _Verifier:
-    """Opens graphs in f32 for the comparison with a second path, on an event loop of its own: callers are threads."""
+    """Opens graphs and folders in f32 for the comparison with a second path, on an event loop of its own: callers are
+    threads."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
@@ -400,8 +445,9 @@ class _Verifier:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self, graph: Path, precision: Literal["f32"] | Variant = "f32") -> Run:
-        options = EngineOptions(precision=precision, streams=1, max_length=ANY_LENGTH, warm_up_s=0)
+    def open(self, graph: Path, precision: Literal["f32"] | Variant = "f32", *, spec: TextSpec | None = None) -> Run:
+        longest = spec.max_tokens if spec is not None else ANY_LENGTH
+        options = EngineOptions(precision=precision, streams=1, max_length=longest, warm_up_s=0, spec=spec)
         engine = self._runner.run(opener(self._engine)(graph, name="verify", options=options))
         self._stack.callback(lambda: self._runner.run(engine.aclose()))
 

@@ -37,6 +37,7 @@ from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
     EngineFailed,
+    InputRejected,
     TransportFailed,
 )
 from shoal.llm.upstream import served_name
@@ -54,6 +55,9 @@ RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 ASK_S = 10.0
 PROBE_S = 60.0
 """For the first texts of a model."""
+
+SAME_S = 2.0
+"""For one text to a server that is in service; a busy one is asked another time."""
 
 CUTS = frozenset({"truncate", "truncation_direction"})
 VECTORS = frozenset({"prompt_name", "normalize", "dimensions"})
@@ -93,8 +97,8 @@ class TeiModel(BatchedRunner):
 async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
     """Open a model as soon as one of its servers says what it is; the others join when they come and agree.
 
-    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
-    model cannot be served.
+    While no server is there, or none that answers, this waits, for ever: `note` is told why. Raises SetupError when a
+    server is there and the model cannot be served.
     """
     async with AsyncExitStack() as opened:
         clients = []
@@ -106,7 +110,7 @@ async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
             number, info = await _first(wanted, clients, note)
             try:
                 return await _Opening(wanted, clients, number, info, counter).model(lane, opened)
-            except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
+            except (BackendError, CapacityError) as error:  # it went away, got busy, or failed before its first answer
                 note(f"waiting for {wanted.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
@@ -181,6 +185,7 @@ class _Opening:
         self.truncate = wanted.settings.truncate and info.auto_truncate
         self.most = wanted.table.max_tokens or info.max_input_length or 0
         self.reference: Answered | None = None
+        self._places = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
 
     async def model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
         wanted, number = self.wanted, self.number
@@ -190,6 +195,7 @@ class _Opening:
                 self.info,
                 f"{wanted.name}-{at}",
                 admit=self._admit,
+                same=self._same,
                 slots=wanted.settings.streams or SLOTS,
                 serving=at == number,
             )
@@ -200,10 +206,11 @@ class _Opening:
                 opened.push_async_callback(engine.aclose)
             try:
                 self.reference = await self._probed(engines[number])
-            except BackendError as error:
-                if isinstance(error, TransportFailed):
-                    raise
+            except InputRejected as error:  # texts that every model takes: no other time helps
                 raise ConfigError(f"{wanted.name} does not answer: {error.message}") from error
+            if isinstance(self.reference, Probed):
+                for engine in engines:
+                    engine.dimension = self.reference.dimension
             pipeline = self._pipeline(self.reference)
             facts = self._facts(pipeline, self.reference)
             for engine in engines:
@@ -225,14 +232,22 @@ class _Opening:
         # One kind of model has one kind of answer, which was compared above.
         reference.check(probed, name)  # type: ignore[union-attr,arg-type]
 
-    async def _probed(self, engine: TeiEngine) -> Answered:
-        deadline = time.monotonic() + PROBE_S
+    async def _same(self, engine: TeiEngine) -> None:
+        """Raises ConfigError for a server that answers one of the inputs otherwise than it did, each time another."""
+        place = next(self._places)
+        reference = self.reference
+        probed = await self._probed(engine, slice(place, place + 1), SAME_S)
+        reference.of(place).check(probed, engine.facts.name)  # type: ignore[union-attr,arg-type]
+
+    async def _probed(self, engine: TeiEngine, part: slice = slice(None), patience_s: float = PROBE_S) -> Answered:
+        """Its answers to the inputs, or a part of them."""
+        deadline = time.monotonic() + patience_s
         kind = self.info.kind
         if kind == "splade":
-            return await probe_sparse(engine, self._strings(1, prompts=False), deadline)
+            return await probe_sparse(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
         if kind == "embedding":
-            return await probe(engine, self._strings(1, prompts=False), deadline)
-        return await probe_scores(engine, self._pairs(), deadline, PAIRS if kind == "reranker" else TEXTS)
+            return await probe(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
+        return await probe_scores(engine, self._pairs(), deadline, (PAIRS if kind == "reranker" else TEXTS)[part])
 
     def _pipeline(self, probed: Answered) -> Pipeline:
         if not self.info.embeds:
@@ -301,6 +316,7 @@ class _Opening:
             space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16] if spec is not None else "",
             prompts=dict(spec.prompts) if spec is not None else {},
             default_prompt_name=spec.default_prompt_name if spec is not None else None,
+            answers="" if isinstance(probed, ProbedScores) else probed.digest,
             verified=f"{len(PAIRS if info.kind == 'reranker' else TEXTS)} inputs answered, all finite",
             details={
                 **limits_of(wanted.settings),

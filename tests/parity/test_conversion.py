@@ -325,10 +325,11 @@ def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["int8", "fp16"])
 def test_an_exported_graph_has_variants(tmp_path: Path, variant: str) -> None:
     """Random weights of 32 dimensions bear little: what counts is that they are found and made smaller."""
+    from shoal.models.store import Store
     from shoal.models.variants import make_variant
 
     model = stored(other("modernbert", tmp_path), tmp_path / "home")
-    made_here = make_variant(model, variant)  # type: ignore[arg-type]
+    made_here = make_variant(model, variant, store=Store(tmp_path / "home"))  # type: ignore[arg-type]
     assert made_here.stat().st_size < model.graph.stat().st_size
 
 

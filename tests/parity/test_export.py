@@ -158,8 +158,13 @@ def test_heads_that_end_in_logits(tmp_path: Path, head: str, kind: str) -> None:
     model = make(config).eval()
     model.save_pretrained(folder)
     if head == "masked":
-        listed = [{"type": "x.MLMTransformer", "path": ""}, {"type": "x.SpladePooling", "path": "1_S"}]
+        package = "sentence_transformers.sparse_encoder.models"
+        listed = [
+            {"type": f"{package}.{name}", "path": at} for name, at in (("MLMTransformer", ""), ("SpladePooling", "1"))
+        ]
         (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1").mkdir()
+        (folder / "1" / "config.json").write_text("{}")
     found = exported(folder, tmp_path / "exported")
     assert found.kind == kind
     assert ("token_type_ids" in found.inputs) == (head == "classifier")

@@ -12,8 +12,9 @@ import pytest
 
 from shoal.backends import EngineOptions, opener
 from shoal.core.protocols import Engine
+from shoal.types import LayerSpec, PartsSpec
 from tests.contract.engines.test_engines import *  # noqa: F403 - the contract's tests, with the fixtures below
-from tests.parity.torch_models import TinyBert, modules
+from tests.parity.torch_models import TinyBert
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -26,8 +27,8 @@ class Subject:
 
 @asynccontextmanager
 async def opened(model: TinyBert, max_length: int = 512) -> AsyncIterator[Subject]:
-    modules(model.folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
-    spec = msgspec.structs.replace(model.spec, modules=("normalize",), ends_normalized=True)
+    parts = PartsSpec(after=(LayerSpec(kind="normalize"),))
+    spec = msgspec.structs.replace(model.spec, modules=("normalize",), ends_normalized=True, parts=parts)
     options = EngineOptions(warm_up_s=0.0, spec=spec, max_length=max_length, precision="f32")
     engine = await opener("torch")(model.folder, name="tiny", options=options)
     try:

@@ -15,7 +15,7 @@ from shoal.backends.fake import FakeScript, tokens_of, vector_of
 from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
 from shoal.core.registry import Model, Registry
-from shoal.surfaces import SURFACES, Options, build_app
+from shoal.surfaces import SURFACES, Options, _matrices, build_app
 from tests.surfaces.family_kit import EMBEDDER, SPLADE, Words, facts_of, family
 from tests.surfaces.surface_kit import MODEL, Server, Told, serve
 from tests.unit.core.lanes import make_lane
@@ -125,20 +125,60 @@ async def test_jina_base64() -> None:
     server = serve()
     body = {"model": MODEL, "input": "ab", "embedding_type": "base64"}
     said = (await server.call("POST", "/v1/embeddings", body)).json()["data"][0]["embedding"]
-    plain = (await server.call("POST", "/v1/embeddings", {**body, "encoding_format": "float"})).json()
+    plain = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})).json()
     assert np.frombuffer(base64.b64decode(said), "<f4").tolist() == plain["data"][0]["embedding"]
+    bytes_too = await server.call("POST", "/v1/embeddings", body, headers={"accept": "application/octet-stream"})
+    assert bytes_too.json()["data"][0]["embedding"] == said
+
+
+@pytest.mark.parametrize("form", ["float", "bytes_only"])
+async def test_forms_that_contradict_each_other(form: str) -> None:
+    """Are refused: nobody knows which one the caller reads."""
+    body = {"model": MODEL, "input": "ab", "embedding_type": "base64", "encoding_format": form}
+    answer = await serve().call("POST", "/v1/embeddings", body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "encoding_format")
+    assert "contradict each other" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("said", "accept", "dtype", "name"),
+    ("accept", "told"),
     [
-        ({}, "application/octet-stream", "<f4", "float32"),
-        ({"encoding_format": "bytes_only"}, "*/*", "<f4", "float32"),
-        ({"encoding_format": "bytes_only", "embed_dtype": "float16"}, "*/*", "<f2", "float16"),
-        ({"encoding_format": "bytes_only", "endianness": "big"}, "*/*", ">f4", "float32"),
+        ("application/octet-stream", True),
+        ("application/octet-stream; q=0.5", True),
+        ("Application/Octet-Stream;q=1.0, application/json;q=0.9", True),
+        ("application/octet-stream;q=0, application/json", False),
+        ("application/octet-stream;q=0.000", False),
+        ("application/octet-stream;q=0.2, application/json;q=0.3", False),
+        ("application/octet-stream;q=much", False),
+        ("application/octet-stream2, */*", False),
+        ("application/json", False),
     ],
 )
-async def test_bytes(said: dict[str, Any], accept: str, dtype: str, name: str) -> None:
+async def test_what_is_accepted(accept: str, told: bool) -> None:
+    """Bytes where they are named with a weight, and JSON with none above it."""
+    answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"}, headers={"accept": accept})
+    assert (answer.headers["content-type"] == "application/octet-stream") is told
+
+
+@pytest.mark.parametrize("said", [{"truncate": "END", "truncation": True}, {"truncate": "NONE", "truncation": False}])
+async def test_a_word_and_a_flag_that_agree(said: dict[str, Any]) -> None:
+    """Are one thing; a word and a flag that do not are refused."""
+    assert (await asked(said)).truncate is said["truncation"]
+    other = {**said, "truncation": not said["truncation"]}
+    answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **other})
+    assert (answer.status, "mean the same and differ" in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "accept", "dtype"),
+    [
+        ({}, "application/octet-stream", "<f4"),
+        ({"encoding_format": "bytes_only"}, "*/*", "<f4"),
+        ({"encoding_format": "bytes_only", "embed_dtype": "float16"}, "*/*", "<f2"),
+        ({"encoding_format": "bytes_only", "endianness": "big"}, "*/*", ">f4"),
+    ],
+)
+async def test_bytes(said: dict[str, Any], accept: str, dtype: str) -> None:
     """Nothing but the numbers, one vector behind the other, with their shape and type in headers."""
     server = serve()
     texts = [f"text {at}" for at in range(200)]
@@ -146,7 +186,7 @@ async def test_bytes(said: dict[str, Any], accept: str, dtype: str, name: str) -
     answer = await server.call("POST", "/v1/embeddings", {**body, **said}, headers={"accept": accept})
     plain = await server.call("POST", "/v1/embeddings", body)
     assert answer.headers["content-type"] == "application/octet-stream"
-    assert (answer.headers["x-shoal-shape"], answer.headers["x-shoal-dtype"]) == ("200,4", name)
+    assert (answer.headers["x-shoal-shape"], answer.headers["x-shoal-dtype"]) == ("200,4", dtype)
     wanted = np.array([each["embedding"] for each in plain.json()["data"]])
     assert np.array_equal(np.frombuffer(answer.body, dtype).reshape(200, 4), wanted)
 
@@ -244,6 +284,44 @@ async def test_late_interaction() -> None:
         assert pooled["data"][at]["data"] == plain["data"][at]["embedding"]
     assert [np.shape(each["embedding"]) for each in many["data"]] == [(3, 4)] * 2048
     assert (refused.status, "as JSON numbers" in refused.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "name"),
+    [
+        ("/v1/embeddings", {"dimensions": 2}, "dimensions"),
+        ("/v1/embeddings", {"output_dimension": 2}, "dimensions"),
+        ("/v1/embeddings", {"normalize": False}, "normalize"),
+        ("/pooling", {"dimensions": 2}, "dimensions"),
+        ("/pooling", {"task": "token_embed", "dimensions": 2}, "dimensions"),
+        ("/pooling", {"task": "token_embed", "use_activation": False}, "use_activation"),
+    ],
+)
+async def test_late_interaction_is_not_cut(path: str, more: dict[str, Any], name: str) -> None:
+    """What would change nothing is refused by name."""
+    async with colbert() as server:
+        answer = await server.call("POST", path, {"model": COLBERT, "input": TEXTS, **more})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_pooling_of_late_interaction() -> None:
+    """Its vectors, where no task is named: it has no others."""
+    async with colbert() as server:
+        body = {"model": COLBERT, "input": TEXTS}
+        plain = await server.call("POST", "/pooling", body)
+        named = await server.call("POST", "/pooling", {**body, "task": "token_embed"})
+    assert plain.status == 200
+    assert plain.json()["data"] == named.json()["data"]
+
+
+async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the numbers of its answer, known before or not."""
+    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 40)
+    async with colbert() as server:
+        for texts in (["word " * 30] * 3, ["a " * 11]):
+            answer = await server.call("POST", "/v1/embeddings", {"model": COLBERT, "input": texts})
+            assert (answer.status, answer.json()["error"]["param"]) == (400, "input")
+            assert "split it" in answer.json()["error"]["message"]
 
 
 async def test_sparse_vectors_have_a_route() -> None:

@@ -254,3 +254,19 @@ async def test_open_webui(server: Server) -> None:
     answer = await server.call("POST", "/v1/rerank", body, headers={"authorization": "Bearer "})
     results = sorted(orjson.loads(answer.body)["results"], key=lambda each: each["index"])
     assert [each["relevance_score"] for each in results] == pytest.approx(SCORES)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({"truncate": "END", "truncation": True}, 4),
+        ({"max_tokens_per_doc": 0, "max_doc_length": 5000}, 4),
+        ({"top_n": 0, "top_k": 2}, 2),
+        ({"top_n": 2, "top_k": 0}, 2),
+    ],
+)
+async def test_two_names_that_agree(server: Server, said: dict[str, Any], count: int) -> None:
+    """A word and its flag are one thing, and 0 says nothing."""
+    answer = await server.call("POST", "/v1/rerank", {**ASK, **said})
+    assert answer.status == 200, answer.body
+    assert len(answer.json()["data" if "top_k" in said else "results"]) == count

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.core.registry import Model
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
 from tests.surfaces.surface_kit import Server
 
@@ -55,6 +56,37 @@ async def test_pair_by_pair(server: Server) -> None:
     assert [each["score"] for each in answer.json()["data"]] == pytest.approx([score(*pair) for pair in pairs])
     raw = await server.call("POST", "/score", {"text_1": "a", "text_2": "b", "use_activation": False})
     assert [each["score"] for each in raw.json()["data"]] == pytest.approx([score("a", "b", raw=True)])
+
+
+@pytest.mark.parametrize("model", [CLASSIFIER, RERANKER])
+async def test_pooling_where_nothing_embeds(model: str) -> None:
+    """Without a model and a task: the scores of what is there. A task is meant."""
+    async with family(model) as server:
+        plain = await server.call("POST", "/pooling", {"input": TEXTS})
+        named = await server.call("POST", "/pooling", {"input": TEXTS, "model": model, "task": "classify"})
+        refused = await server.call("POST", "/pooling", {"input": TEXTS, "task": "embed"})
+    assert plain.status == 200
+    assert plain.json()["data"] == named.json()["data"]
+    assert refused.status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 9}),
+        ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 9}),
+        ("/classify", {"input": "a", "truncate_prompt_tokens": 9}),
+        ("/pooling", {"input": "a", "truncate_prompt_tokens": 9}),
+        ("/v2/embed", {"texts": ["a"], "max_tokens": 9}),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 9}),
+    ],
+)
+async def test_a_model_that_is_not_loaded(path: str, body: dict[str, Any]) -> None:
+    """Another try will help: what it can do is not known yet, and nothing is refused for it."""
+    async with family(EMBEDDER) as server:
+        server.gateway.registry.add(Model(name="late"))
+        answer = await server.call("POST", path, {"model": "late", **body})
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 
 
 async def test_many_pairs(server: Server) -> None:

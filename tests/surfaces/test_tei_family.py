@@ -300,3 +300,14 @@ async def test_without_any_model() -> None:
             answer = await server.call("POST", path, body)
             assert answer.status == 424
             assert "start one with `shoal serve ADDRESS`" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+async def test_null_is_as_if_it_were_not(path: str) -> None:
+    """Also for what tells the route: clients send every field that they have."""
+    async with family() as server:
+        plain = await server.call("POST", "/embed", {"inputs": "a"})
+        null = await server.call("POST", path, {"texts": None, "query": None, "inputs": "a"})
+        ranked = await server.call("POST", path, {"texts": ["a", "b"], "query": "q", "inputs": None})
+    assert (null.status, null.body) == (200, plain.body)
+    assert {each["index"] for each in ranked.json()} == {0, 1}

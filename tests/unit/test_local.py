@@ -16,19 +16,21 @@ import pytest
 import shoal.local
 from shoal.backends import Checked, EngineOptions
 from shoal.backends.fake import FakeEngine, FakeScript
-from shoal.errors import AddressError, MissingExtra, SetupError
+from shoal.errors import AddressError, MissingExtra, SetupError, VerificationFailed
 from shoal.local import SAMPLE_ROWS, most_tokens, open_local, precision_samples, prepare_local, prepared, space_of
 from shoal.models.address import parse_address
 from shoal.models.convert import convert
 from shoal.models.progress import Progress
 from shoal.models.samples import PAIRS, TEXTS
 from shoal.models.store import Store, Stored
+from shoal.models.verify import Run
 from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import Settings
-from shoal.types import MultiSpec, ScoreSpec, SparseSpec
+from shoal.types import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.models.checkpoints import HIDDEN, checkpoint
 from tests.unit.models.classifiers import classifier
+from tests.unit.models.engines import RUNS
 from tests.unit.triton.kit import stored_model
 
 ADDRESS = parse_address("hf:org/mini")
@@ -264,8 +266,53 @@ async def test_an_engine_of_folders_gets_the_folder(
         await asyncio.to_thread(expected.mkdir)
     openings = Openings(monkeypatch, Stored(stored.path, manifest))
     monkeypatch.setattr(shoal.local, "choose", lambda engine: "torch")
+    asked: list[Path] = []
+    monkeypatch.setattr(shoal.local, "check_folder", lambda folder, *_, **__: asked.append(folder))
     await open_local("m", [ADDRESS], settings)
-    assert openings.graphs == [expected]
+    assert openings.graphs == asked == [expected]
+
+
+async def test_an_engine_of_folders_is_compared_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the numpy forward pass, before it serves: what it found is told, and kept for the next start."""
+    address = parse_address(f"file:{await asyncio.to_thread(checkpoint, tmp_path / 'mini')}")
+    stored = await asyncio.to_thread(prepare_local, address, settings)
+    openings = Openings(monkeypatch, stored, stored, stored, stored)
+    monkeypatch.setattr(shoal.local, "choose", lambda engine: "torch")
+    broken = [True, False]
+
+    def opened(self: object, folder: Path, *, spec: TextSpec) -> Run:
+        run, wrong = RUNS["onnxruntime"](stored.graph), broken.pop(0)
+        assert (folder, spec) == (tmp_path / "mini", stored.manifest.text_spec)
+        return lambda inputs, outputs: {name: one[::-1] if wrong else one for name, one in run(inputs, outputs).items()}
+
+    monkeypatch.setattr(shoal.local._Verifier, "open", opened)
+    with pytest.raises(VerificationFailed, match=r"^torch does not agree with a numpy.*with another engine"):
+        await open_local("m", [address], settings)
+    assert not openings.engines
+    first = await open_local("m", [address], settings)
+    assert first.facts.verified.startswith("torch agrees with a numpy forward pass: cosine >= ")
+    again = await open_local("m", [address], settings)
+    assert (again.facts.verified, broken) == (first.facts.verified, [])
+    await asyncio.to_thread(Store(settings.home).note, stored, "folder", "broken")
+    broken.append(True)
+    with pytest.raises(VerificationFailed):
+        await open_local("m", [address], settings)
+
+
+async def test_the_precision_that_was_checked_is_named(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 or fp16."""
+    stored = await asyncio.to_thread(stored_model, store)
+    openings = Openings(monkeypatch, stored, stored)
+    openings.found = Checked(key="here", min_cosine=0.9999, precision="fp16")
+    first = await open_local("m", [ADDRESS], settings)
+    assert first.facts.details["fp16_min_cosine"] == 0.9999
+    assert "bf16_min_cosine" not in first.facts.details
+    again = await open_local("m", [ADDRESS], settings)
+    assert again.facts.details["fp16_min_cosine"] == 0.9999
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import Prepared
+from shoal.errors import SourceError
 from shoal.local import open_local, space_of
 from shoal.models import variants
 from shoal.models.address import parse_address
@@ -105,3 +108,28 @@ async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:
     assert local.facts.space == spaces[0] == spaces[1] == spaces[2]
     assert spaces[3] != spaces[0]
     assert len(spaces[3]) == 16
+
+
+async def test_a_full_disk_is_said(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do, and half of a variant is not left behind."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(variants, "write_variant", full)
+    with pytest.raises(SourceError, match=r"int8 weights of .*mini.*: the disk is full; free some space"):
+        await open_local("mini", [parse_address(folder)], asking(tmp_path, "openvino", "int8"))
+    (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
+    assert not [path.name for path in stored.path.iterdir() if path.name.startswith(".") or "int8" in path.name]
+
+
+async def test_half_of_a_variant_is_made_whole(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.5)
+    address, settings = parse_address(folder), asking(tmp_path, "openvino", "int8")
+    first = await open_local("mini", [address], settings)
+    await first.engines[0].aclose()
+    (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
+    os.truncate(stored.path / "model.int8.onnx", 1000)
+    again = await open_local("mini", [address], settings)
+    await again.engines[0].aclose()
+    assert again.facts.details["int8_bytes"] == (stored.path / "model.int8.onnx").stat().st_size > 1000

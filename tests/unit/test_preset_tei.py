@@ -89,6 +89,14 @@ def test_a_flag_stands_above_the_environment() -> None:
     assert load({"as": "tei", "models": ["hf:a/named"]}, {"MODEL_ID": "a/variable"}).served == ("hf:a/named",)
 
 
+def test_a_word_that_no_switch_takes_is_no_model() -> None:
+    """`--auto-truncate maybe` leaves an address beside --model-id: refused, so that it displaces nothing."""
+    foreign = {"--auto-truncate": "true", "--model-id": "a/flag"}
+    with pytest.raises(ConfigError, match="--model-id names the model, and so does 'maybe'") as caught:
+        load({"as": "tei", "models": ["maybe"], "foreign": foreign}, {})
+    assert caught.value.param == "--model-id"
+
+
 def test_prompts() -> None:
     """For every model; a text keeps the space at its end, which the model was trained with."""
     found = loaded("--default-prompt", "query: ").models["any"]

@@ -278,7 +278,8 @@ class Planner(Generic[E]):
         if draft is None:
             # All that was looked at has expired. If items were left all the same, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
-        flush = "full" if draft.limited or len(draft.entries) == self._most(facts) else "age" if self.limits.max_wait_time_ms else "idle"
+        full = draft.limited or len(draft.entries) == self._most(facts)
+        flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
 
     def pending(self) -> list[E]:

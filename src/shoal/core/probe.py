@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from hashlib import blake2b
+from typing import Any, Self, cast
 
 import numpy as np
 
 from shoal.core.protocols import Counted, Engine, Pipeline
 from shoal.errors import ConfigError, EngineFailed, ShoalError
-from shoal.types import Batched, Classify, Embed, SparseVector, TextPair, Vectors
+from shoal.types import Array, Batched, Classify, Embed, SparseVector, TextPair, Vectors
 
 TEXTS = ("A shoal of herring turns as one.", "42", "Où est la bibliothèque ?", "for i in range(10): print(i)")
 """Short, and unlike each other: models that differ at all differ on one of them."""
@@ -29,6 +30,9 @@ LEAST_COSINE = 0.999
 
 SCORE_ATOL, SCORE_RTOL = 0.1, 0.02
 """Between logits of replicas: half precision stays well within, other weights do not on all of a few inputs."""
+
+DIGEST_STEPS = 10
+"""Of a vector's largest number: within one of them the same model may answer otherwise another time."""
 
 UNIT_TOLERANCE = 5e-3
 """Of a norm: half precision of a thousand dimensions stays within it."""
@@ -50,6 +54,15 @@ class Probed:
         norms = np.linalg.norm(self.vectors, axis=1)
         return bool(np.all(np.abs(norms - 1.0) < UNIT_TOLERANCE))
 
+    @property
+    def digest(self) -> str:
+        """Another one for another model, or other prompts; the same for the same, nearly always."""
+        return _digest(self.vectors)
+
+    def of(self, place: int) -> Self:
+        """For one of the texts alone."""
+        return type(self)(self.vectors[place : place + 1])
+
     def check(self, peer: Probed, name: str) -> None:
         """Raise ConfigError when `peer`, called `name`, does not give the same vectors."""
         if peer.dimension != self.dimension:
@@ -66,11 +79,22 @@ class ProbedSparse:
 
     vectors: list[SparseVector]
 
+    @property
+    def digest(self) -> str:
+        """As Probed.digest."""
+        indices = _indices(self.vectors)
+        rows = _spread(self.vectors, indices)
+        kept = _stepped(rows).any(axis=0)  # what is next to nothing may be nothing another time
+        return _digest(rows[:, kept], indices[kept])
+
+    def of(self, place: int) -> Self:
+        """As Probed.of."""
+        return type(self)(self.vectors[place : place + 1])
+
     def check(self, peer: ProbedSparse, name: str) -> None:
         """As Probed.check."""
-        every = [each.indices for each in (*self.vectors, *peer.vectors)]
-        size = max((int(indices.max()) for indices in every if indices.size), default=0) + 1
-        _agree(least_cosine(_spread(self.vectors, size), _spread(peer.vectors, size)), name)
+        indices = _indices([*self.vectors, *peer.vectors])
+        _agree(least_cosine(_spread(self.vectors, indices), _spread(peer.vectors, indices)), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +102,10 @@ class ProbedScores:
     """What the model answered for a few inputs: float32 [inputs, labels], before activation."""
 
     scores: Vectors
+
+    def of(self, place: int) -> Self:
+        """As Probed.of."""
+        return type(self)(self.scores[place : place + 1])
 
     def check(self, peer: ProbedScores, name: str) -> None:
         """Raise ConfigError when `peer`, called `name`, does not give the same scores."""
@@ -95,22 +123,26 @@ class ProbedScores:
 
 
 def least_cosine(one: Vectors, other: Vectors) -> float:
-    """The smallest cosine between rows of two [n, dimension] arrays; NaN when a row has no direction."""
+    """The smallest cosine between rows of two [n, dimension] arrays. Two rows of zeros agree; NaN when only one of two
+    has no direction."""
     with np.errstate(invalid="ignore", divide="ignore"):
         products = np.einsum("ij,ij->i", one, other)
         cosines = products / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+    cosines[~(one.any(axis=1) | other.any(axis=1))] = 1.0
     return float(cosines.min())
 
 
-async def probe(engine: Engine, pipeline: Pipeline, deadline: float) -> Probed:
-    """Run TEXTS through a pipeline and one replica, not normalised. Raises what either of them raises."""
-    task = Embed(model="", inputs=list(TEXTS), truncate=True, normalize=False)
+async def probe(engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS) -> Probed:
+    """Run `texts` through a pipeline and one replica, not normalised. Raises what either of them raises."""
+    task = Embed(model="", inputs=list(texts), truncate=True, normalize=False)
     return Probed(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
 
 
-async def probe_sparse(engine: Engine, pipeline: Pipeline, deadline: float) -> ProbedSparse:
+async def probe_sparse(
+    engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS
+) -> ProbedSparse:
     """As `probe`, for a model of sparse vectors."""
-    task = Embed(model="", inputs=list(TEXTS), truncate=True, normalize=False, outputs=("sparse",))
+    task = Embed(model="", inputs=list(texts), truncate=True, normalize=False, outputs=("sparse",))
     return ProbedSparse([cast(SparseVector, row.sparse) for row in await _rows(engine, pipeline, task, deadline)])
 
 
@@ -145,11 +177,31 @@ def _agree(cosine: float, name: str) -> None:
         )
 
 
-def _spread(vectors: Sequence[SparseVector], size: int) -> Vectors:
-    """Sparse vectors as the rows of one array."""
-    rows = np.zeros((len(vectors), size), dtype=np.float32)
+def _stepped(rows: Vectors) -> Vectors:
+    """Rows in whole steps of their largest numbers."""
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    steps: Vectors = np.rint(rows / np.where(largest > 0, largest, 1) * DIGEST_STEPS)
+    return steps + 0.0  # no row differs by the sign of a zero
+
+
+def _digest(rows: Vectors, indices: Array | None = None) -> str:
+    told = repr(rows.shape).encode() + _stepped(rows).astype(np.int8).tobytes()
+    if indices is not None:
+        told += indices.astype("<i4").tobytes()
+    return blake2b(told, digest_size=8).hexdigest()
+
+
+def _indices(vectors: Sequence[SparseVector]) -> Array:
+    """Every index that one of them has, in order."""
+    found: Array = np.unique(np.concatenate([each.indices for each in vectors]))
+    return found
+
+
+def _spread(vectors: Sequence[SparseVector], indices: Array) -> Vectors:
+    """Sparse vectors as the rows of one array, with a column for each of `indices`."""
+    rows = np.zeros((len(vectors), len(indices)), dtype=np.float32)
     for row, each in zip(rows, vectors, strict=True):
-        row[each.indices] = each.values
+        row[np.searchsorted(indices, each.indices)] = each.values
     return rows
 
 

@@ -255,7 +255,8 @@ class ModelFacts:
     outcome of the load-time comparison, in words. `context_tokens`: what prompt and answer may have together, where
     the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`. `vectors`: the
     kinds that an embedder gives, the first where a client names none. `labels`: of a classifier, in the order of its
-    scores; a reranker has one.
+    scores; a reranker has one. `answers`: a digest of what it answered when it was opened, where nothing else tells
+    its weights for sure.
     """
 
     source: str
@@ -275,6 +276,7 @@ class ModelFacts:
     adapters: tuple[str, ...] = ()
     vectors: tuple[VectorKind, ...] = ("dense",)
     labels: tuple[str, ...] = ()
+    answers: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -5,27 +5,25 @@ This is for engines that know the architecture themselves (PyTorch with transfor
 
 from __future__ import annotations
 
-import math
-import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from shoal.errors import ModelFileError
+from shoal.errors import VerificationFailed
 from shoal.models.contract import Contract, read_contract
 from shoal.models.contract.classifier import tells_segments
 from shoal.models.contract.json_file import read_object
 from shoal.models.contract.spec import text_spec
 from shoal.models.graphs.head import POOLED, TOKENS
+from shoal.models.graphs.text import can_build
+from shoal.models.graphs.weights import read_header
+from shoal.models.manifest import Verdict
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
+from shoal.models.verify import Run, verify
 from shoal.types import TextSpec
 
 SOURCE = "folder"
 """What a manifest calls the graph of such a model."""
-
-_MAX_HEADER = 100_000_000
-_METADATA = "__metadata__"
 
 
 class Folder(NamedTuple):
@@ -47,7 +45,27 @@ def take_folder(folder: Path, target: Path) -> Folder:
         pooled=POOLED,
         tokens=TOKENS if contract.dimension else "",
     )
-    return Folder(spec, sum(map(_parameters, (folder / contract.encoder_path).glob("model*.safetensors"))))
+    files = (folder / contract.encoder_path).glob("model*.safetensors")
+    headers = [read_header(file, contract.file(file.name)) for file in files]
+    return Folder(spec, sum(entry.count for header in headers for entry in header.entries.values()))
+
+
+def check_folder(folder: Path, target: Path, spec: TextSpec, *, engine: str, run: Callable[[], Run]) -> Verdict | None:
+    """Compare what the named engine, opened by `run`, computes from `folder` with the numpy forward pass; None for an
+    architecture that this has not. `target` holds the tokenizer of `spec`.
+
+    Raises ModelFileError for files that cannot be read, VerificationFailed where the two disagree.
+    """
+    contract = read_contract(folder, foreign=True)
+    if not can_build(folder, contract):
+        return None
+    found = verify(folder, contract, target, spec, run())
+    text = f"{engine} {found.text.removeprefix('the graph ')}"
+    if not found.passed:
+        raise VerificationFailed(
+            f"{text}; serve the model with another engine, and please report this with the model's name"
+        )
+    return Verdict(text, found.min_cosine)
 
 
 def _inputs(folder: Path, contract: Contract) -> list[str]:
@@ -58,19 +76,3 @@ def _inputs(folder: Path, contract: Contract) -> list[str]:
         prefix = f"{contract.encoder_path}/" if contract.encoder_path else ""
         return inputs + (["token_type_ids"] if types > 1 and tells_segments(folder, prefix) else [])
     return inputs + ([] if contract.pooling.include_prompt else ["pooling_mask"])
-
-
-def _parameters(file: Path) -> int:
-    """Numbers in a safetensors file, by its header. Raises ModelFileError when it has none."""
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = msgspec.json.decode(opened.read(min(length, _MAX_HEADER)), type=dict[str, msgspec.Raw])
-        entries = [msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items() if name != _METADATA]
-    except (struct.error, msgspec.MsgspecError) as error:
-        raise ModelFileError(f"is not a safetensors file ({error}); fetch the model again", file=file.name) from None
-    return sum(math.prod(entry.shape) for entry in entries)
-
-
-class _Tensor(msgspec.Struct):
-    shape: list[int]

@@ -53,12 +53,12 @@ Kind = Literal["encoder", "classifier", "masked"]
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """`folder` holds a whole model as if it had been published so: `graph` ("" where none was asked for) gives
-    `last_hidden_state` ("encoder") or `logits`, int64 `inputs` in, and every weight is in safetensors. `converted`:
-    files that were written from pickles. `verification`: how the graph compares with PyTorch, in words."""
+    """`folder` holds a whole model as if it had been published so, with every weight in safetensors. `graph`: int64
+    `inputs` in, `last_hidden_state` (of the `kind` "encoder") or `logits` out; "" where none was asked for.
+    `converted`: files that were written from pickles. `verification`: how the graph compares with PyTorch, in words."""
 
     folder: str
-    kind: Kind
+    kind: Kind = "encoder"
     graph: str = ""
     inputs: tuple[str, ...] = ()
     converted: tuple[str, ...] = ()
@@ -131,11 +131,12 @@ def export(
 
 @contextmanager
 def _running(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process with all that it starts; dead at the end, whatever the end is."""
+    """The process with all that it starts; dead at the end, whatever the end is. Its standard input says nothing, and
+    ends with this process, by which it knows that nobody waits for it any more."""
     environ = {name: os.environ[name] for name in _KEPT if name in os.environ} | _OFFLINE
     run = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=words,
         env=environ,
@@ -148,6 +149,8 @@ def _running(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Po
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.wait()
+        if run.stdin is not None:
+            run.stdin.close()
 
 
 def _lines(run: subprocess.Popen[bytes]) -> queue.Queue[Line | None]:

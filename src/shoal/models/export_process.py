@@ -1,6 +1,7 @@
 """The process that exports a model with PyTorch: `python -m shoal.models.export_process FOLDER INTO GRAPH`.
 
-It writes lines of JSON (`export.Line`) to its standard output. See `export` for what it makes.
+It writes lines of JSON (`export.Line`) to its standard output, and ends when its standard input does. See `export` for
+what it makes.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,10 @@ import msgspec
 import numpy as np
 
 from shoal.errors import ModelFileError, ShoalError, VerificationFailed
-from shoal.models.contract.classifier import ARCHITECTURE, is_cross_encoder, tells_segments
+from shoal.models.contract import Contract, read_contract
+from shoal.models.contract.classifier import tells_segments
 from shoal.models.contract.entries import MODULES
-from shoal.models.contract.json_file import JsonFile, read_json, read_object
-from shoal.models.contract.sparse import plain_splade
+from shoal.models.contract.json_file import read_json
 from shoal.models.export import Exported, Kind, Line
 from shoal.models.manifest import is_inside
 from shoal.models.sources.select import choose, is_pickle, is_pickle_index, module_folders
@@ -40,6 +43,7 @@ SHAPES = ((1, 1), (2, 7), (3, 33))
 
 def main() -> None:
     folder, into, wanted = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    end_with_input()
     # What libraries print goes to the other stream, so that this one holds lines alone.
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -67,13 +71,28 @@ def main() -> None:
         )
 
 
+def end_with_input() -> None:
+    """From now on, kill this process with all that it started once its standard input ends: whoever started it holds
+    the other side, so that it does not outlive a server that was killed."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+
+
 def _run(folder: Path, into: Path, wanted: bool, tell: Any) -> Exported:
     tell("read", 0.0)
     converted = _take_over(folder, into)
-    kind, encoder = kind_of(into), encoder_path(into)
     tell("read", 1.0)
     if not wanted:
-        return Exported(folder=str(into), kind=kind, converted=tuple(converted))
+        return Exported(folder=str(into), converted=tuple(converted))
+    contract = read_contract(into, foreign=True)
+    kind, encoder = kind_of(contract), contract.encoder_path
     model, inputs = _load(into / encoder, kind)
     tell("load", 1.0)
     prefix = f"{encoder}/" if encoder else ""
@@ -95,33 +114,11 @@ def _run(folder: Path, into: Path, wanted: bool, tell: Any) -> Exported:
     )
 
 
-def encoder_path(folder: Path) -> str:
-    """The folder of config.json inside a model's folder, as its modules.json says. Raises ModelFileError."""
-    listed = read_json(folder, MODULES)
-    first = listed[0] if isinstance(listed, list) and listed else None
-    path = first.get("path") if isinstance(first, dict) else None
-    path = path.rstrip("/") if isinstance(path, str) else ""
-    if path and not is_inside(path):
-        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key="[0].path")
-    return path
-
-
-def kind_of(folder: Path) -> Kind:
+def kind_of(contract: Contract) -> Kind:
     """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
-    listed = read_json(folder, MODULES)
-    kinds = {str(entry.get("type")).rpartition(".")[2] for entry in listed or [] if isinstance(entry, dict)}
-    if kinds & {"SpladePooling", "MLMTransformer"}:
+    if contract.splade is not None:
         return "masked"
-    path = encoder_path(folder)
-    config = read_object(folder, f"{path}/config.json" if path else "config.json") or JsonFile("config.json", {})
-    if listed is None and plain_splade(folder, config) is not None:
-        return "masked"
-    # A classifier that became an embedder keeps its name in config.json; its modules say what it is now.
-    scores = listed is None or is_cross_encoder(folder)
-    named = config.data.get("architectures")
-    if scores and any(str(name).endswith(ARCHITECTURE) for name in named or []):
-        return "classifier"
-    return "encoder"
+    return "encoder" if contract.classifier is None else "classifier"
 
 
 def _take_over(folder: Path, into: Path) -> list[str]:

@@ -4,6 +4,7 @@
     models/<model>/<entry>/...             ... graph and tokenizer, ...
     models/<model>/<entry>/source/...      ... and the files that it was made from
     models/<model>/.partial-*              work that has not come to its end
+    models/<model>/<entry>/.adding-*       the same, of files that an entry gets later
     models/<model>/.aside-<entry>          an entry for the instant in which a new one takes its place
     locks/<model>                          held by whoever works on a model
 
@@ -41,6 +42,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
 _ASIDE = ".aside-"
+_ADDING = ".adding-"
+_NOTING = ".notes-"
+_NOTING_S = 60.0
+"""A note is written within an instant: older ones were left behind."""
 _LOOKS = 100
 _LOOK_S = 0.01
 """A reader waits a second at most for the one rename that is missing."""
@@ -110,7 +115,7 @@ class Store:
         Waits until no other process or thread works on this model. What a dead one left behind is removed, or put back.
         Raises SourceError when the home cannot be written.
         """
-        with self._locked(address, stop or Stop()):
+        with self._locked(_folder_name(address), stop or Stop()):
             folder = self._folder(address)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +131,23 @@ class Store:
             finally:
                 _sweep(partial)
                 _remove_if_empty(folder)
+
+    @contextmanager
+    def adding(self, stored: Stored, stop: Stop | None = None) -> Iterator[Path]:
+        """Own the model of an entry and get an empty folder inside of it to write further files in, which is removed at
+        the end: what is to stay is moved beside it.
+
+        Waits until no other process or thread works on this model; what dead ones left behind is removed. Raises
+        SourceError when the home cannot be written, OSError when the entry cannot.
+        """
+        with self._locked(stored.path.parent.name, stop or Stop()):
+            for leftover in (*stored.path.glob(f"{_ADDING}*"), *stored.path.glob(".variant-*")):
+                _sweep(leftover)
+            place = Path(tempfile.mkdtemp(prefix=_ADDING, dir=stored.path))
+            try:
+                yield place
+            finally:
+                _sweep(place)
 
     def commit(self, partial: Path, address: Address, manifest: Manifest) -> Stored:
         """Turn a folder of `working` into the entry for `address`. Older answers to the same address go, after that."""
@@ -178,9 +200,14 @@ class Store:
         """Keep a JSON value that spares the next start some work; a store that cannot be written goes without."""
         data = msgspec.json.encode(self.notes(stored) | {key: value})
         try:
-            with tempfile.NamedTemporaryFile(dir=stored.path, prefix=".notes-", delete=False) as file:
-                file.write(data)
-            os.replace(file.name, stored.path / NOTES)
+            with tempfile.NamedTemporaryFile(dir=stored.path, prefix=_NOTING, delete=False) as file:
+                place = Path(file.name)
+                with contextlib.ExitStack() as left:
+                    left.callback(place.unlink, missing_ok=True)
+                    file.write(data)
+                    file.flush()
+                    os.replace(place, stored.path / NOTES)
+            _sweep_notes(stored.path)
         except OSError as error:
             _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
 
@@ -218,8 +245,8 @@ class Store:
                 time.sleep(_LOOK_S)
 
     @contextmanager
-    def _locked(self, address: Address, stop: Stop) -> Iterator[None]:
-        with self._lock_file(_folder_name(address)) as lock:
+    def _locked(self, name: str, stop: Stop) -> Iterator[None]:
+        with self._lock_file(name) as lock:
             while not try_lock(lock):
                 stop.wait(0.1)
             yield
@@ -329,6 +356,14 @@ def _discard(entry: Path) -> None:
 def _sweep(path: Path) -> None:
     """Delete what is left of unfinished work; what cannot be deleted is in nobody's way."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep_notes(entry: Path) -> None:
+    """Delete what processes left behind that died while they wrote a note."""
+    for leftover in entry.glob(f"{_NOTING}*"):
+        with contextlib.suppress(FileNotFoundError):  # somebody was faster
+            if leftover.stat().st_mtime < time.time() - _NOTING_S:
+                leftover.unlink()
 
 
 def _remove_if_empty(folder: Path) -> None:

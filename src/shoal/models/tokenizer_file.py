@@ -137,7 +137,9 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
             fuse_unk=False,
         )
     except Exception as error:  # the library raises all kinds, for ids that are none and merges of no token
-        raise ModelFileError(f"and {merges} are no vocabulary ({error}); fetch the model again", file=name) from None
+        raise ModelFileError(
+            f"and {merges} are no vocabulary ({_line(error)}); fetch the model again", file=name
+        ) from None
     spaced = config.boolean("add_prefix_space", False)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
@@ -218,7 +220,7 @@ def _check_frame(tokenizer: Tokenizer, source: str, size: int, segments: int, co
             )
         if segments and segment >= segments:
             raise ModelFileError(
-                f"gives the segment id {segment}, but the model tells {segments} apart",
+                f"gives the segment id {segment}, but the model tells {segments} segments apart",
                 file=source,
                 key="post_processor",
             )
@@ -228,6 +230,8 @@ def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
     """Raise ModelFileError where the special tokens leave no room for one token of each text."""
     one, two = (tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
     limit = Length(contract.max_tokens, *contract.max_tokens_at)
+    if not limit.tokens:  # of a model that runs elsewhere, where no file says it
+        return
     needs = [(limit, one + 1)]
     if contract.classifier is not None:
         needs.append((limit, two + 2))
@@ -241,10 +245,15 @@ def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
     for length, need in needs:
         if length.tokens < need:
             raise ModelFileError(
-                f"{length.tokens} tokens leave no room for a text between its special tokens: at least {need} are needed",
+                f"{length.tokens} tokens leave no room for a text beside its special tokens: {need} are the least",
                 file=length.file,
                 key=length.key,
             )
+
+
+def _line(error: Exception) -> str:
+    """The first line of what the library says: it goes on with a line for each type that it would have taken."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _encode(data: dict[str, Any]) -> bytes:

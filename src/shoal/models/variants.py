@@ -11,11 +11,9 @@ A variant is another approximation of the same model. It is an operator's explic
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,13 +21,14 @@ import msgspec
 import numpy as np
 
 from shoal.errors import ModelFileError, VerificationFailed
+from shoal.models.manifest import FileFacts, sha256
 from shoal.models.progress import Stop
 from shoal.models.store import Store, Stored
-from shoal.models.verify import Run
-from shoal.types import Array, TextSpec
+from shoal.models.verify import Run, row_cosines
+from shoal.types import Array, TextSpec, digest_of
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 Variant: TypeAlias = Literal["int8", "fp16"]
 
@@ -44,6 +43,8 @@ TABLE_ROWS = 2048
 LARGEST_HALF = 65504.0
 INLINE_BYTES = 1_800_000_000
 _FLOAT, _HALF, _DEQUANTIZE_OPSET = 1, 10, 13
+_UNLISTED_IR = 4
+"""Before this version of the format every weight had to be listed as an input too."""
 _TIMED = 5
 
 
@@ -51,13 +52,16 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     """A variant against the f32 graph over the sample texts, on this machine.
 
     `key`: engine, graph and samples that it holds for. `min_cosine`, `mean_cosine`: over rows, of a model that gives
-    vectors. `max_difference`: the largest of a logit, of one that scores, in parts of the range that they span.
-    `speed`: the f32 graph's time over the variant's, by batch ("8x32"). `bytes`: of its files.
+    vectors, and of the kind of these that survives worst; `means` has the mean of each, by its output. Vectors of
+    tokens that are pooled are told there, and not judged: the pooled one is what they are for. `max_difference`: the
+    largest of a logit, of one that scores, in parts of the range that they span. `speed`: the f32 graph's time over the
+    variant's, by batch ("8x32"). `bytes`: of its files.
     """
 
     key: str
     min_cosine: float | None = None
     mean_cosine: float | None = None
+    means: dict[str, float] = {}
     max_difference: float | None = None
     speed: dict[str, float] = {}
     bytes: int = 0
@@ -68,49 +72,93 @@ def variant_path(stored: Stored, variant: Variant) -> Path:
     return stored.graph.with_name(f"{stored.graph.stem}.{variant}{stored.graph.suffix}")
 
 
-def make_variant(stored: Stored, variant: Variant, *, stop: Stop | None = None) -> Path:
-    """The variant of a stored model, written when it is not there yet; seconds, and no engine.
+def make_variant(stored: Stored, variant: Variant, *, store: Store, stop: Stop | None = None) -> Path:
+    """The variant of a stored model, written when it is not there yet or not as it was written; seconds, no engine.
 
-    It appears whole or not at all, and equal graphs give equal bytes, so that several processes may make it at once.
-    Raises ModelFileError for a graph that has nothing to make smaller, or is too old for it; Cancelled; OSError.
+    It appears whole or not at all, and equal graphs give equal bytes; of several processes one makes it. Raises
+    ModelFileError for a graph that has nothing to make smaller, is too old for it or not sound; Cancelled; SourceError
+    and OSError of the disk.
     """
     path = variant_path(stored, variant)
-    if path.is_file():
-        return path
     if stored.graph.suffix != ".onnx":
         raise ModelFileError(f"only ONNX graphs have {variant} variants; use precision auto", file=stored.graph.name)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".variant-") as place:
-        made = Path(place) / path.name
+    if _is_whole(stored, variant, store):
+        return path
+    with store.adding(stored, stop) as place:
+        # Another process may have made it while this one waited for its turn.
+        if _is_whole(stored, variant, store):
+            return path
+        made = place / path.name
         write_variant(stored.graph, made, variant, stop=stop)
+        facts = {}
         # Weights first: whoever sees the graph finds them beside it.
-        for file in sorted(Path(place).iterdir(), key=lambda each: each == made):
+        for file in sorted(place.iterdir(), key=lambda each: each == made):
+            stat = file.stat()
+            facts[file.name] = msgspec.to_builtins(FileFacts(sha256(file), stat.st_size, stat.st_mtime_ns))
+            _flush(file)
             os.replace(file, path.parent / file.name)
+        _flush(path.parent)
+        store.note(stored, f"{_note(variant)}_files", facts)
     return path
+
+
+def _is_whole(stored: Stored, variant: Variant, store: Store) -> bool:
+    """Whether the variant's files are those that were written: of the size and time, or of the content."""
+    path = variant_path(stored, variant)
+    try:
+        facts = msgspec.convert(store.notes(stored).get(f"{_note(variant)}_files"), dict[str, FileFacts])
+        for name, said in facts.items():
+            file = path.with_name(name)
+            stat = file.stat()
+            if stat.st_size != said.size or (stat.st_mtime_ns != said.mtime and sha256(file) != said.sha256):
+                return False
+    except (FileNotFoundError, ValueError):  # a name that is none, and what is no note at all
+        return False
+    return path.name in facts
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a power cut leaves no half of them."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | None = None) -> None:
     """Write `target` from the f32 `graph`, tensor by tensor. Raises what `make_variant` does."""
     import onnx
+    from google.protobuf.message import DecodeError
 
-    model = onnx.load(str(graph), load_external_data=False)
-    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    if opset < _DEQUANTIZE_OPSET:
+    try:
+        model = onnx.load(str(graph), load_external_data=False)
+        opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+        if opset < _DEQUANTIZE_OPSET:
+            raise ModelFileError(
+                f"opset {opset} cannot hold {variant} weights, which need {_DEQUANTIZE_OPSET}; use precision auto",
+                file=graph.name,
+            )
+        _Smaller(model, graph, variant, stop or Stop()).run()
+        if model.ByteSize() > INLINE_BYTES:
+            onnx.save(
+                model, str(target), save_as_external_data=True, location=f"{target.name}_data", size_threshold=1024
+            )
+        else:
+            target.write_bytes(model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(target))
+    except (DecodeError, onnx.checker.ValidationError, ValueError, TypeError) as error:  # onnx's of what is not sound
+        reason = " ".join(str(error).split())[:200]
         raise ModelFileError(
-            f"opset {opset} cannot hold {variant} weights, which need {_DEQUANTIZE_OPSET}; use precision auto",
-            file=graph.name,
-        )
-    _Smaller(model, graph, variant, stop or Stop()).run()
-    if model.ByteSize() > INLINE_BYTES:
-        onnx.save(model, str(target), save_as_external_data=True, location=f"{target.name}_data", size_threshold=1024)
-    else:
-        target.write_bytes(model.SerializeToString(deterministic=True))
-    onnx.checker.check_model(str(target))
+            f"is no graph that {variant} weights can be made of ({reason}); use precision auto", file=graph.name
+        ) from error
 
 
 class _Smaller:
     """Replaces the weights of one graph, in place."""
 
     def __init__(self, model: ModelProto, graph: Path, variant: Variant, stop: Stop) -> None:
+        self._model = model
         self._body = model.graph
         self._file = graph
         self._variant = variant
@@ -140,6 +188,11 @@ class _Smaller:
         del self._body.initializer[:], self._body.node[:]
         self._body.initializer.extend(self._tensors)
         self._body.node.extend(widened)
+        # A weight may be listed as an input that has a value; the one that it became is not.
+        taken = [value for value in self._body.input if value.name not in self._replaced]
+        del self._body.input[:]
+        self._body.input.extend(taken)
+        self._model.ir_version = max(self._model.ir_version, _UNLISTED_IR)
 
     def _chosen(self) -> tuple[set[str], set[str]]:
         """The names of matrices that are multiplied by, and of tables that rows are taken of; no tensor with another
@@ -147,9 +200,10 @@ class _Smaller:
         matrices = {
             tensor.name: tensor.dims
             for tensor in self._body.initializer
-            if tensor.data_type == _FLOAT and len(tensor.dims) == 2
+            if tensor.data_type == _FLOAT and len(tensor.dims) == 2 and all(tensor.dims)
         }
-        products, tables, others = set(), set(), set()
+        products, tables = set(), set()
+        others = {*_read_inside(self._body), *(value.name for value in self._body.output)}
         for node in self._body.node:
             for place, name in enumerate(node.input):
                 if name not in matrices:
@@ -172,6 +226,8 @@ class _Smaller:
             if self._halved(name, values):
                 self._nodes.append(helper.make_node("Cast", [f"{name}/fp16"], [name], to=_FLOAT))
             return
+        if not self._rounds(name, values):
+            return
         numbers, scales = rounded(values, axis=0)
         self._add(f"{name}/int8", numbers)
         self._add(f"{name}/scale", scales)
@@ -182,6 +238,8 @@ class _Smaller:
         values = self._load(tensor)
         if self._variant == "fp16":
             self._halved(tensor.name, values)
+            return
+        if not self._rounds(tensor.name, values):
             return
         numbers, scales = rounded(values, axis=1)
         self._add(f"{tensor.name}/int8", numbers)
@@ -206,6 +264,13 @@ class _Smaller:
             helper.make_node("Gather", [f"{table}/scale", ids], [f"{out}/scale"]),
             helper.make_node("Mul", [f"{out}/float", f"{out}/scale"], [out]),
         ]
+
+    def _rounds(self, name: str, values: Array) -> bool:
+        """Whether a matrix has scales; one with infinite numbers, or none at all, stays as it is."""
+        if np.isfinite(values).all():
+            return True
+        self._add(name, values)
+        return False
 
     def _halved(self, name: str, values: Array) -> bool:
         if np.abs(values).max(initial=0.0) > LARGEST_HALF:  # it would become infinite
@@ -243,6 +308,17 @@ def rounded(values: Array, *, axis: int) -> tuple[Array, Array]:
     scales = np.where(most >= np.finfo(np.float32).tiny, most, np.float32(1.0))
     numbers = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
     return numbers, np.squeeze(scales, axis)
+
+
+def _read_inside(graph: GraphProto) -> Iterator[str]:
+    """The names that branches and loops of a graph read, at whatever depth: they may be tensors of the graph itself."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                for one in inner.node:
+                    yield from one.input
+                yield from (value.name for value in inner.output)
+                yield from _read_inside(inner)
 
 
 def _axis(node: NodeProto) -> int:
@@ -305,34 +381,51 @@ def compare(
 ) -> Parity:
     """Run both over the samples, batches of real inputs, and time them on the shortest and the longest of these.
 
-    Vectors are compared by the output that users get, scores by their logits.
+    Vectors are compared by every output that the model has, scores by their logits.
     """
-    output = spec.score.output if spec.score is not None else _vectors(spec)
-    rows = [(exact({**one}, (output,))[output], variant({**one}, (output,))[output]) for one in samples]
-    left, right = (np.concatenate([pair[side] for pair in rows]).astype(np.float64) for side in (0, 1))
+    names = (spec.score.output,) if spec.score is not None else _vectors(spec)
+    both = [(run({**one}, names), one) for run in (exact, variant) for one in samples]
+    left, right = both[: len(samples)], both[len(samples) :]
     speed = {}
     for one in {id(each): each for each in (samples[0], samples[-1])}.values():
         size, length = next(iter(one.values())).shape
-        speed[f"{size}x{length}"] = round(
-            _seconds(exact, one, output, clock) / _seconds(variant, one, output, clock), 2
-        )
+        speed[f"{size}x{length}"] = round(_seconds(exact, one, names, clock) / _seconds(variant, one, names, clock), 2)
     if spec.score is not None:
-        span = max(float(left.max() - left.min()), 1.0)
-        return Parity(key=key, max_difference=float(np.abs(left - right).max()) / span, speed=speed)
-    cosines = _cosines(left, right)
-    if not len(cosines):
+        logits, others = _rows(left, names[0], spec), _rows(right, names[0], spec)
+        span = max(float(logits.max() - logits.min()), 1.0)
+        return Parity(key=key, max_difference=float(np.abs(logits - others).max()) / span, speed=speed)
+    cosines = {name: _cosines(_rows(left, name, spec), _rows(right, name, spec)) for name in names}
+    judged = [found for name, found in cosines.items() if name != spec.tokens or len(names) == 1]
+    if not all(map(len, judged)):
         raise VerificationFailed("no sample has a vector to compare with; use precision auto")
-    return Parity(key=key, min_cosine=float(cosines.min()), mean_cosine=float(cosines.mean()), speed=speed)
+    return Parity(
+        key=key,
+        min_cosine=min(float(found.min()) for found in judged),
+        mean_cosine=min(float(found.mean()) for found in judged),
+        means={name: float(found.mean()) for name, found in cosines.items() if len(found)},
+        speed=speed,
+    )
+
+
+def _rows(answers: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], name: str, spec: TextSpec) -> Array:
+    """One row for each text, or for each token that is no padding, of (outputs, inputs) of every batch."""
+    by_token = spec.sparse is not None and spec.sparse.per == "token" and name == spec.sparse.output
+    rows = []
+    for outputs, inputs in answers:
+        found, mask = outputs[name], inputs.get("attention_mask")
+        if found.ndim == 3:
+            found = found.reshape(-1, found.shape[-1]) if mask is None else found[mask > 0]
+        elif mask is not None and by_token:
+            found = found * (mask > 0)
+        rows.append(found.astype(np.float64))
+    width = max(found.shape[-1] for found in rows)
+    return np.concatenate([np.pad(found, ((0, 0), (0, width - found.shape[-1]))) for found in rows])
 
 
 def _cosines(exact: Array, other: Array) -> Array:
-    """Of the rows that are not zero in `exact`; -1 where the other's are zero or not finite."""
-    length = np.linalg.norm(exact, axis=-1)
-    there = length > 0
-    product = (length * np.linalg.norm(other, axis=-1))[there]
-    sound = np.isfinite(product) & (product > 0)
-    found: Array = np.where(sound, (exact * other).sum(-1)[there] / np.where(sound, product, 1.0), -1.0)
-    return found
+    """Of the rows that are not zero in `exact`."""
+    there = (exact != 0).any(axis=-1)
+    return row_cosines(exact[there], other[there])
 
 
 def require(parity: Parity, variant: Variant) -> Parity:
@@ -351,13 +444,10 @@ def require(parity: Parity, variant: Variant) -> Parity:
 
 
 def key_of(engine: str, stored: Stored, samples: Sequence[Mapping[str, Array]]) -> str:
-    """What a Parity holds for: the engine with its version, the graph, the samples."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        for name, array in sorted(sample.items()):
-            digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
+    """What a Parity holds for: the engine with its version, the graph and its outputs, the samples."""
     facts = stored.manifest.files.get(stored.manifest.graph)
-    return f"{engine}; graph {facts.sha256[:16] if facts else ''}; samples {digest.hexdigest()[:16]}"
+    outputs = ",".join(stored.manifest.text_spec.outputs)
+    return f"{engine}; graph {facts.sha256[:16] if facts else ''} ({outputs}); samples {digest_of(samples)}"
 
 
 def size_of(path: Path) -> int:
@@ -365,18 +455,15 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-def _vectors(spec: TextSpec) -> str:
-    if spec.dimension:
-        return spec.pooled
-    if spec.sparse is not None and spec.sparse.per == "vocabulary":
-        return spec.sparse.output
-    raise ModelFileError("gives only vectors of tokens, which are not compared; use precision auto", file="model.onnx")
+def _vectors(spec: TextSpec) -> tuple[str, ...]:
+    """The outputs that are compared: all but the unit vector of one that is there as well, whose direction it has."""
+    return tuple(name for name in spec.outputs if name != spec.sentence_embedding or name == spec.pooled)
 
 
-def _seconds(run: Run, sample: Mapping[str, Any], output: str, clock: Callable[[], float]) -> float:
+def _seconds(run: Run, sample: Mapping[str, Any], outputs: Sequence[str], clock: Callable[[], float]) -> float:
     times = []
     for _ in range(_TIMED):
         begin = clock()
-        run({**sample}, (output,))
+        run({**sample}, outputs)
         times.append(clock() - begin)
     return max(min(times), 1e-9)

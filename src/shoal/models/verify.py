@@ -167,14 +167,20 @@ def require(verification: Verification) -> Verification:
 
 
 def min_cosine(left: Array, right: Array) -> float:
-    """The smallest cosine between rows; two zero rows agree (1.0), anything that is not finite does not (-1.0)."""
-    if left.shape != right.shape or not (np.isfinite(left).all() and np.isfinite(right).all()):
-        return -1.0
-    a, b = left.astype(np.float64), right.astype(np.float64)
+    """The smallest of `row_cosines`, 1.0 of no rows; -1.0 for arrays of unlike shapes."""
+    return float(row_cosines(left, right).min(initial=1.0)) if left.shape == right.shape else -1.0
+
+
+def row_cosines(left: Array, right: Array) -> Array:
+    """The cosine between each two rows, float64; two zero rows agree (1.0). A row that is not finite (-1.0) does not,
+    nor does one that is zero on one side alone."""
+    finite: Array = np.asarray(np.isfinite(left).all(axis=-1) & np.isfinite(right).all(axis=-1))
+    a, b = (np.where(finite[..., np.newaxis], rows, 0.0).astype(np.float64) for rows in (left, right))
     lengths = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
     product = lengths[0] * lengths[1]
     cosines = (a * b).sum(axis=-1) / np.where(product > 0, product, 1.0)
-    return float(np.where(product > 0, cosines, np.where(lengths[0] == lengths[1], 1.0, -1.0)).min(initial=1.0))
+    found: Array = np.where(product > 0, cosines, np.where(finite & (lengths[0] == lengths[1]), 1.0, -1.0))
+    return found
 
 
 def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str | TextPair]) -> dict[str, Array]:

@@ -53,7 +53,8 @@ _Labels: TypeAlias = tuple[tuple[str, str], ...]
 class TeiMetrics(Observer):
     """Counts, and passes everything on to `inner`. `queues` answers (model, items, tokens) that wait now.
 
-    A failure counts once a request, the original's once an input.
+    A failure counts once a request, the original's once an input; and only of requests that `te_request_count` counts:
+    what was refused before a model had it, on whatever route, is in Shoal's own metrics alone.
     """
 
     def __init__(self, inner: Observer | None = None) -> None:
@@ -64,7 +65,6 @@ class TeiMetrics(Observer):
 
     def refused(self, reason: str) -> None:
         self._inner.refused(reason)
-        self._fail(reason)
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
         self._inner.accepted(model, task, items, traffic)

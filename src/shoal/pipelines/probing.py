@@ -8,7 +8,6 @@ from tokenizers import Encoding, Tokenizer
 
 from shoal.errors import ModelFileError
 
-
 _WORDS = ("a", "1", "the")
 _PROBES = (*_WORDS, *(f"{word} {word}" for word in _WORDS))
 """Also of two words: where all are unknown they are one token, and only their number tells texts apart."""
@@ -22,12 +21,15 @@ def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
     for probe in _PROBES:
         try:
             framed: Encoding = raw.encode_batch_fast([probe])[0]
-            bare = raw.encode_batch_fast([probe], add_special_tokens=False)[0].ids
+            bare = raw.encode_batch([probe], add_special_tokens=False)[0]  # the fast one has no offsets
         except Exception:  # plain Exception again: without an unknown token the library fails on unknown words
             continue
-        if bare:
-            found.add(_around(framed, bare, file))
-            seen.add(tuple(bare))
+        starts = [start for start, _ in bare.offsets]
+        if starts != sorted(starts):
+            raise ModelFileError("it repeats a text", file=file, key="post_processor")
+        if bare.ids:
+            found.add(_around(framed, bare.ids, file))
+            seen.add(tuple(bare.ids))
     if len(found) == 1 and len(seen) > 1:
         before, after = found.pop()
         return list(before), list(after)

@@ -17,11 +17,13 @@ Environ: TypeAlias = Mapping[str, str]
 class Given:
     """A value for a setting or for a key of a model's table, and the variables and flags that it came from.
 
-    None of them: it is the preset's own default. The value is checked by whoever takes it.
+    None of them: it is the preset's own default. The value is checked by whoever takes it. `alone`: of addresses that a
+    flag gave, that none may be named beside them.
     """
 
     value: Any
     variables: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

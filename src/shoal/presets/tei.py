@@ -127,7 +127,7 @@ def _served(said: _Said) -> Given | None:
             address += f"@{said.text('REVISION')}"
     if "SERVED_MODEL_NAME" in said:
         address = f"{said.text('SERVED_MODEL_NAME')}={address}"
-    return said.given("MODEL_ID", (address,))
+    return Given((address,), (said.name("MODEL_ID"),), alone=True)
 
 
 def _precision(said: _Said) -> str:

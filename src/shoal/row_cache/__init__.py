@@ -42,9 +42,9 @@ class RowCaches:
         memory = MemoryCache(settings.cache_mb * MB)
         cache: MemoryCache | DiskCache = memory
         if settings.cache_disk_mb and not facts.space:
-            _log.warning(
-                "%s: its rows are not cached on disk, because its server does not tell which model it is", name
-            )
+            scores = "embed" not in facts.tasks
+            reason = "it gives scores, and only vectors are" if scores else "its server does not tell which model it is"
+            _log.warning("%s: its rows are not cached on disk: %s", name, reason)
         elif settings.cache_disk_mb:
             cache = DiskCache(
                 self._home / FOLDER / name.replace("/", "~"),
@@ -83,4 +83,4 @@ class RowCaches:
 
 def _prefix(facts: ModelFacts, precision: str) -> Hashable:
     """All that rows of equal keys may still differ by. Another version of Shoal may compute them otherwise."""
-    return (__version__, facts.backend, facts.space, facts.revision, facts.precision, precision)
+    return (__version__, facts.backend, facts.space, facts.revision, facts.precision, precision, facts.answers)

@@ -10,9 +10,11 @@ and LMDB and its like share one writer between processes: both make a reader on 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -31,6 +33,9 @@ MOST_WAITING = 64 << 20
 SEGMENTS = 8
 SMALLEST_SEGMENT = 1 << 16
 """A cache is thrown away in eighths of itself, none of them smaller than this."""
+
+_NO_SEGMENT = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+"""Of opening what is gone, a link, a folder, or a socket."""
 
 _log = logging.getLogger("shoal")
 
@@ -167,16 +172,15 @@ class DiskCache:
     def _open(self) -> None:
         """Read the places of all records; go on with the newest segment that nobody writes and that has room."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        paths = sorted(self.folder.glob(f"*{SUFFIX}"))
-        for path in paths:
+        opened = [(path, fd) for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (fd := _opened(path)) is not None]
+        segments = [_Segment(path, fd, 0) for path, fd in opened]
+        for segment in segments:
             if self._closed:
                 return
-            with contextlib.suppress(FileNotFoundError):  # another process has just thrown it away
-                self._take_up(path, last=path is paths[-1])
+            self._take_up(segment, last=segment is segments[-1])
 
-    def _take_up(self, path: Path, *, last: bool) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        segment, number = _Segment(path, fd, 0), self._number()
+    def _take_up(self, segment: _Segment, *, last: bool) -> None:
+        fd, number = segment.fd, self._number()
         owned = last and try_lock(fd)  # first of all: it is not to grow, or to go, while it is looked at
         found = os.fstat(fd)
         if not found.st_nlink:
@@ -244,7 +248,7 @@ class DiskCache:
 
     def _make_room(self) -> None:
         """Throw the oldest segments away until one more fits, and forget those that another process threw away."""
-        sizes = {path: _size(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))}
+        sizes = {path: size for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (size := _size(path)) is not None}
         total = sum(sizes.values())
         for path, size in list(sizes.items()):
             if total + self._segment_bytes <= self.max_bytes:
@@ -282,18 +286,36 @@ def _unpacked(place: int) -> tuple[int, int, int]:
     return place >> 80, place >> 32 & 0xFFFFFFFFFFFF, place & 0xFFFFFFFF
 
 
-def _size(path: Path) -> int:
+def _opened(path: Path) -> int | None:
+    """A segment to read and write; None for what is none of them, or gone: nothing of it may be changed."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+        # A pipe must not be waited for, nor a link followed to what is not ours.
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NO_SEGMENT:
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _size(path: Path) -> int | None:
+    """The bytes of a segment; None for what is none, or gone."""
+    fd = _opened(path)
+    if fd is None:
+        return None
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def _discarded(path: Path) -> bool:
     """Delete a segment; False when another process writes it."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    fd = _opened(path)
+    if fd is None:
         return True
     try:
         if not try_lock(fd):

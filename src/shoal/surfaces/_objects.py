@@ -16,7 +16,7 @@ STEP = 262_144
 _BETWEEN = re.compile(rb'(?s:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+')
 _SPACE = re.compile(rb"[ \t\r\n,]*+")
 _INSIDE = re.compile(rb'(?s:[^"\\]++|\\.)*+')
-_QUOTE, _OPEN, _CLOSE = b'"{}'
+_QUOTE, _OPEN, _CLOSE, _LIST, _LIST_END = b'"{}[]'
 
 
 async def end_of_object(raw: memoryview, at: int, place: str) -> int:
@@ -51,7 +51,7 @@ async def objects_in(raw: memoryview, name: str, most: int) -> list[memoryview]:
     """
     found: list[memoryview] = []
     at = _end(_SPACE, raw, 0)
-    if raw[at : at + 1] != b"[":
+    if raw[at] != _LIST:
         raise msgspec.ValidationError(f"Expected `array` - at `$.{name}`")
     at += 1
     turn = at
@@ -61,7 +61,7 @@ async def objects_in(raw: memoryview, name: str, most: int) -> list[memoryview]:
             turn = at
         start = at
         at = _end(_SPACE, raw, at)
-        if raw[at : at + 1] in (b"", b"]"):
+        if raw[at] == _LIST_END:
             return found
         if raw[at] != _OPEN:
             if at - start < STEP:

@@ -166,6 +166,25 @@ class TestFailures:
         server.on("/x", answer(b"x" * 1000))
         assert len((await client.post("/x", b"{}", soon())).body) == 1000
 
+    async def test_an_answer_larger_than_what_was_asked_for(self, server: FakeUpstream, client: Client) -> None:
+        server.on("/x", answer(b"x" * 1001))
+        with pytest.raises(EngineFailed, match="more than 1000 bytes"):
+            await client.post("/x", b"{}", soon(), most=1000)
+        assert len((await client.post("/x", b"{}", soon(), most=1001)).body) == 1001
+
+    async def test_of_an_error_only_the_words_are_read(self, server: FakeUpstream, client: Client) -> None:
+        server.on("/x", answer(b"x" * (client_module.MAX_ERROR_BYTES + 1), status=500))
+        for answered in (await client.post("/x", b"{}", soon()), await client.get("/x", soon())):
+            assert (len(answered.body), answered.whole) == (client_module.MAX_ERROR_BYTES, False)
+
+    async def test_what_a_server_says_of_itself_has_bounds(
+        self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client_module, "MAX_CARD_BYTES", 1000)
+        server.on("/x", answer(b"x" * 1001))
+        with pytest.raises(EngineFailed, match="more than 1000 bytes"):
+            await client.get("/x", soon())
+
     async def test_after_closing(self, client: Client) -> None:
         await client.aclose()
         await client.aclose()

@@ -103,7 +103,7 @@ def test_late_interaction_alone_is_compared_by_its_tokens() -> None:
     """Those that are no padding; beside a dense vector that one counts, and weights of tokens never."""
     spec = TextSpec(tokenizer="t", inputs=("ids",), dimension=0, max_tokens=8, multi=MultiSpec(dimension=3))
     tokens = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    outputs = {"multi_vectors": tokens, "token_weights": np.ones((2, 2)), "pooled": np.ones((2, 4))}
+    outputs: dict[str, Array] = {"multi_vectors": tokens, "token_weights": np.ones((2, 2)), "pooled": np.ones((2, 4))}
     feeds = {"attention_mask": np.array([[1, 0], [1, 1]])}
     late, _, _ = rows_of(outputs, feeds, spec)
     np.testing.assert_array_equal(late, [tokens[0, 0], tokens[1, 0], tokens[1, 1]])

@@ -5,6 +5,7 @@ import pytest
 
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.protocols import Prepared
+from shoal.errors import EngineFailed
 from shoal.types import Embedded
 from tests.unit.core.lanes import context, embed
 
@@ -59,3 +60,15 @@ async def test_a_row_counts_once_and_only_before_the_answer() -> None:
     answer = await request.future
     assert isinstance(answer, Embedded)
     assert answer.vectors.tolist() == [[3.0, 3.0], [1.0, 1.0]]
+
+
+async def test_a_row_from_the_cache_counts_only_before_the_answer() -> None:
+    """As any other; and is counted."""
+    request = pending(2)
+    request.put_cached(0, np.ones(2, np.float32), "s")
+    assert (request.cached, request.done) == (1, False)
+    request.fail(EngineFailed("no"))
+    request.put_cached(1, np.ones(2, np.float32), "s")
+    assert (request.cached, request.left) == (1, 1)
+    with pytest.raises(EngineFailed):
+        await request.future

@@ -137,6 +137,9 @@ def test_peers_agree_within_precision() -> None:
         one.check(Probed(ROWS[:, ::-1].copy()), "b")
     with pytest.raises(ConfigError, match="cosine nan"):
         one.check(Probed(np.zeros_like(ROWS)), "b")
+    with pytest.raises(ConfigError, match="cosine nan"):
+        one.check(Probed(ROWS * np.float32("nan")), "b")
+    assert one.of(2).vectors.tolist() == [[1, 1, 1]]
 
 
 def test_least_cosine_is_the_worst_row() -> None:
@@ -192,6 +195,46 @@ async def test_sparse_vectors_are_compared_by_their_angle() -> None:
     for other in (sparse({1: 1.0}), sparse({3: 1.0, 8: 2.0}), sparse({})):
         with pytest.raises(ConfigError, match="b does not give the vectors of its peers"):
             one.check(await probed_sparse([other, *SPARSE[1:]]), "b")
+    assert one.of(1).vectors == SPARSE[1:2]
+
+
+async def test_two_vectors_of_nothing_agree() -> None:
+    """A text without a term has none on every replica; that the others agree is seen all the same."""
+    one = await probed_sparse([sparse({}), *SPARSE[1:]])
+    one.check(await probed_sparse([sparse({}), *SPARSE[1:]]), "b")
+    for other in (SPARSE, [sparse({}), sparse({}), *SPARSE[2:]], [sparse({}), sparse({6: 0.5}), *SPARSE[2:]]):
+        with pytest.raises(ConfigError, match="b does not give the vectors of its peers"):
+            one.check(await probed_sparse(other), "b")
+    nothing = await probed_sparse([sparse({})] * 4)
+    nothing.check(await probed_sparse([sparse({})] * 4), "b")
+    assert len(nothing.digest) == 16
+
+
+async def test_an_index_costs_no_memory() -> None:
+    far = await probed_sparse([sparse({2**31 - 1: 1.0}), *SPARSE[1:]])
+    far.check(far, "b")
+    assert far.digest != (await probed_sparse(SPARSE)).digest
+
+
+async def test_digests_tell_models_apart() -> None:
+    """And not one answer of a model from another of the same."""
+    one = Probed(ROWS)
+    assert one.digest == Probed(ROWS * np.float32(1.0001)).digest == Probed(-(-ROWS - np.float32(1e-6))).digest
+    others = [ROWS[:, ::-1].copy(), ROWS[::-1].copy(), ROWS[:, :2], np.zeros_like(ROWS), ROWS.reshape(3, 4)]
+    assert len({one.digest, *(Probed(other).digest for other in others)}) == 6
+    terms = await probed_sparse(SPARSE)
+    assert terms.digest == (await probed_sparse([sparse({1: 1.0, 7: 2.0, 9: 1e-4}), *SPARSE[1:]])).digest
+    for changed in ([sparse({2: 1.0, 7: 2.0}), *SPARSE[1:]], SPARSE[::-1]):
+        assert terms.digest != (await probed_sparse(changed)).digest
+
+
+async def test_some_of_the_texts() -> None:
+    model = OfKind([VectorSet(sparse=vector) for vector in SPARSE])
+    assert len((await probe_sparse(model, model, soon(), TEXTS[1:3])).vectors) == 2
+    assert [item for _, item in model.asked] == list(TEXTS[1:3])
+    dense = OfKind(list(ROWS))
+    assert np.array_equal((await probe(dense, dense, soon(), TEXTS[:1])).vectors, ROWS[:1])
+    assert [item for _, item in dense.asked] == [TEXTS[0]]
 
 
 @pytest.mark.parametrize(("items", "most"), [(PAIRS, 64), (TEXTS, 3)])
@@ -206,6 +249,7 @@ async def test_scores_are_asked_for_raw(items: Sequence[Any], most: int) -> None
 def test_scores_agree_within_precision() -> None:
     scores = np.stack(SCORES)
     one = ProbedScores(scores)
+    assert np.array_equal(one.of(3).scores, scores[3:])
     one.check(ProbedScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
     with pytest.raises(ConfigError, match=r"b does not give the scores of its peers \(up to 1.000 apart\)"):
         one.check(ProbedScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")

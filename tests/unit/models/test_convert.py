@@ -12,7 +12,7 @@ from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.convert import Converted, convert, convert_checked
 from shoal.models.graphs.text import can_build
 from shoal.models.verify import require, verify
-from shoal.types import ScoreSpec, TextSpec, pack, unpack
+from shoal.types import LayerSpec, PartsSpec, ScoreSpec, TextSpec, pack, unpack
 from tests.unit.models import classifiers
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, vocabulary, write_json
 from tests.unit.models.engines import RUNS, onnxruntime_run
@@ -52,6 +52,7 @@ def test_a_built_model(tmp_path: Path) -> None:
         pooling="mean",
         modules=("normalize",),
         tokens="token_embeddings",
+        parts=PartsSpec(after=(LayerSpec(kind="normalize"),)),
     )
     assert (made.source, made.graph) == ("built", "model.onnx")
     assert sorted(made.files) == sorted(path.name for path in out(folder).iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -110,6 +111,40 @@ time.sleep(60)
     assert time.monotonic() - begin < 10
     child = int((tmp_path / "pid").read_text())
     while not _gone(child):  # it was killed, but nobody here waits for a grandchild
+        assert time.monotonic() - begin < 20
+        os.sched_yield()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from shoal.models import export as module
+module.PROGRAM = (sys.executable, sys.argv[1])
+module.can_export = lambda: True
+module.export(Path(sys.argv[2]), Path(sys.argv[2]), progress=lambda *_: print("running", flush=True))
+"""
+
+
+def test_it_does_not_outlive_who_started_it(tmp_path: Path, says: Says) -> None:
+    """A server that is killed cannot stop it: it ends by itself, with all that it started."""
+    says(
+        """import subprocess
+from shoal.models.export_process import end_with_input
+end_with_input()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print('{"stage": "load", "file": "%d"}' % child.pid, flush=True)
+time.sleep(60)
+"""
+    )
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "program.py"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"running\n"
+        pid = int((tmp_path / "pid").read_text())
+        assert not _gone(pid)
+        parent.kill()
+    begin = time.monotonic()
+    while not _gone(pid):
         assert time.monotonic() - begin < 20
         os.sched_yield()
 

@@ -24,7 +24,7 @@ from shoal.models.sources import Access, fetch, pins
 from shoal.models.sources.pins import Pin
 from shoal.models.store import Store
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Embed, TextSpec
+from shoal.types import Embed, LayerSpec, PartsSpec, TextSpec
 from tests.unit.models import checkpoints
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class TestWholeModels:
             default_prompt_name="query",
             modules=("normalize",),
             pooled="token_embeddings",
+            parts=PartsSpec(after=(LayerSpec(kind="normalize"),)),
         )
         tokenizer = Tokenizer.from_file(str(found.folder / "tokenizer.json"))
         assert tokenizer.encode("fish").tokens[:3] == ["[CLS]", "fish", "[SEP]"]

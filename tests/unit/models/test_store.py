@@ -404,3 +404,35 @@ def test_notes_are_optional(store: Store) -> None:
     store.remove(stored)
     store.note(stored, "checked", 1)
     assert store.notes(stored) == {}
+
+
+def test_files_are_added_by_one_at_a_time(store: Store) -> None:
+    """In a folder that goes at the end, whatever the end is, and takes along what dead ones left."""
+    stored = put(store, parse_address("hf:org/name"))
+    (stored.path / ".adding-dead").mkdir()
+    with store.adding(stored) as place:
+        assert not (stored.path / ".adding-dead").exists()
+        (place / "more").write_bytes(b"x")
+        stop = Stop()
+        stop.set()
+        with pytest.raises(Cancelled), store.adding(stored, stop):
+            pass
+        with pytest.raises(SourceError, match="being pulled"):
+            store.remove(stored)
+    with pytest.raises(KeyError), store.adding(stored):
+        raise KeyError
+    assert not list(stored.path.glob(".*"))
+
+
+def test_notes_leave_nothing_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that could not be written, nor those of processes that died while they wrote one."""
+    stored = put(store, parse_address("hf:org/name"))
+    for name in (".notes-dead", ".notes-busy"):
+        (stored.path / name).touch()
+    os.utime(stored.path / ".notes-dead", (1, 1))
+    store.note(stored, "speed", 1)
+    assert [path.name for path in stored.path.glob(".*")] == [".notes-busy"]
+    monkeypatch.setattr("shoal.models.store.os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    store.note(stored, "speed", 2)
+    assert [path.name for path in stored.path.glob(".*")] == [".notes-busy"]
+    assert store.notes(stored) == {"speed": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,7 @@ def test_a_value_too_large_for_fp16_keeps_its_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_graphs_that_cannot_be_made_smaller_are_refused(tmp_path: Path, variant: Variant) -> None:
     """Too old, of another format, or without weights to speak of: the error says what to use."""
+    store = Store(tmp_path / "home")
     old = graph(tmp_path / "model.onnx")
     import onnx
 
@@ -152,32 +155,151 @@ def test_graphs_that_cannot_be_made_smaller_are_refused(tmp_path: Path, variant:
     model.opset_import[0].version = 12
     onnx.save(model, str(old))
     with pytest.raises(ModelFileError, match=rf"opset 12 cannot hold {variant}.*use precision auto"):
-        make_variant(stored(old), variant)
+        make_variant(stored(old), variant, store=store)
     with pytest.raises(ModelFileError, match="holds no float32 weights"):
-        make_variant(stored(graph(tmp_path / "empty.onnx", products=False)), variant)
+        make_variant(stored(graph(tmp_path / "empty.onnx", products=False)), variant, store=store)
     with pytest.raises(ModelFileError, match="only ONNX"):
-        make_variant(stored(tmp_path / "openvino_model.xml"), variant)
-    assert not list(tmp_path.glob(".variant-*"))
+        make_variant(stored(tmp_path / "openvino_model.xml"), variant, store=store)
+    assert not list(tmp_path.glob(".adding-*"))
 
 
 def test_a_variant_is_made_once(tmp_path: Path) -> None:
-    """Beside its graph, under a name of its own; what is there is answered as it is. Equal input gives equal bytes."""
-    entry = stored(graph(tmp_path / "model.onnx"))
-    made = make_variant(entry, "int8")
+    """Beside its graph, under a name of its own; what was written is answered as it is, copied elsewhere as well. Equal
+    input gives equal bytes."""
+    entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
+    made = make_variant(entry, "int8", store=store)
     assert made == variant_path(entry, "int8") == tmp_path / "model.int8.onnx"
-    first = made.read_bytes()
+    first, stamp = made.read_bytes(), made.stat()
+    make_variant(entry, "int8", store=store)
+    os.utime(made, (1, 1))
+    assert make_variant(entry, "int8", store=store).stat().st_ino == stamp.st_ino
     made.unlink()
-    assert make_variant(entry, "int8").read_bytes() == first
-    made.write_bytes(b"kept")
-    assert make_variant(entry, "int8").read_bytes() == b"kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.int8.onnx", "model.onnx"]
+    assert make_variant(entry, "int8", store=store).read_bytes() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "model.int8.onnx", "model.onnx", "notes.json"]
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut", "changed", "unknown"])
+def test_a_variant_that_is_not_as_it_was_written_is_made_again(tmp_path: Path, harm: str) -> None:
+    """A full disk or a power cut left half of one, or nobody knows whether it is whole: engines would fail for ever."""
+    entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
+    made = make_variant(entry, "int8", store=store)
+    first = made.read_bytes()
+    left = {"empty": b"", "cut": first[:100], "changed": first[:-1] + b"!"}
+    made.write_bytes(left.get(harm, b"of an older Shoal"))
+    if harm == "unknown":
+        store.note(entry, "variant_int8_files", None)
+    assert make_variant(entry, "int8", store=store).read_bytes() == first
+    assert RUNS["onnxruntime"](made)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
+
+
+def test_what_dead_ones_left_is_swept(tmp_path: Path) -> None:
+    entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
+    for name in (".adding-dead", ".variant-dead"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.int8.onnx").write_bytes(b"half")
+    make_variant(entry, "int8", store=store)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_only_one_makes_it(tmp_path: Path) -> None:
+    """Others wait, and find it made."""
+    entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: make_variant(entry, "int8", store=store).stat().st_ino, range(4)))
+    assert len(set(made)) == 1
+
+
+def odd(
+    path: Path, nodes: Sequence[Any], weights: dict[str, Array], *, listed: Sequence[str] = (), ir: int = 8
+) -> Path:
+    """A graph of `nodes` from "ids" to "out", with its weights, some of them `listed` as inputs."""
+    from onnx import TensorProto, numpy_helper
+    from onnx import helper as make
+
+    value = make.make_tensor_value_info
+    inputs = [value("ids", TensorProto.INT64, ["b", "l"])]
+    inputs += [value(name, TensorProto.FLOAT, weights[name].shape) for name in listed]
+    held = [numpy_helper.from_array(each, name) for name, each in weights.items()]
+    body = make.make_graph(nodes, "g", inputs, [value("out", TensorProto.FLOAT, ["b", "l", "w"])], held)
+    path.write_bytes(
+        make.make_model(body, opset_imports=[make.make_opsetid("", 17)], ir_version=ir).SerializeToString()
+    )
+    return path
+
+
+def table() -> Array:
+    found: Array = np.random.default_rng(1).standard_normal((3000, 8)).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_a_table_that_a_branch_reads_stays(tmp_path: Path, variant: Variant) -> None:
+    """Inside of an If or a Loop the names of the whole graph are known."""
+    from onnx import TensorProto
+    from onnx import helper as make
+
+    def branch(name: str) -> Any:
+        out = make.make_tensor_value_info(name, TensorProto.FLOAT, ["b", "l", "w"])
+        return make.make_graph([make.make_node("Gather", ["words", "ids"], [name])], name, [], [out])
+
+    nodes = [
+        make.make_node("Gather", ["words", "ids"], ["x"]),
+        make.make_node("If", ["yes"], ["y"], then_branch=branch("one"), else_branch=branch("two")),
+        make.make_node("Add", ["x", "y"], ["z"]),
+        make.make_node("MatMul", ["z", "w"], ["out"]),
+    ]
+    weights = {"words": table(), "w": table()[:8], "yes": np.array(True)}
+    source = odd(tmp_path / "odd.onnx", nodes, weights)
+    write_variant(source, tmp_path / "small.onnx", variant)
+    assert "words" in tensors(tmp_path / "small.onnx")
+    right, got = (RUNS["onnxruntime"](one)({"ids": IDS}, ("out",))["out"] for one in (source, tmp_path / "small.onnx"))
+    assert 0 < np.abs(right - got).max() < 0.5
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_weights_that_are_listed_as_inputs(tmp_path: Path, variant: Variant) -> None:
+    """As the format's oldest version had it."""
+    from onnx import helper as make
+
+    nodes = [make.make_node("Gather", ["words", "ids"], ["x"]), make.make_node("MatMul", ["x", "w"], ["out"])]
+    weights = {"words": table(), "w": table()[:8]}
+    source = odd(tmp_path / "odd.onnx", nodes, weights, listed=["words", "w"], ir=3)
+    write_variant(source, tmp_path / "small.onnx", variant)
+    assert not {"words", "w"} & set(tensors(tmp_path / "small.onnx"))
+    assert RUNS["onnxruntime"](tmp_path / "small.onnx")({"ids": IDS}, ("out",))["out"].shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_empty_weights_and_those_beyond_numbers_stay(tmp_path: Path, variant: Variant, value: float) -> None:
+    from onnx import helper as make
+
+    nodes = [
+        make.make_node("Gather", ["words", "ids"], ["x"]),
+        make.make_node("MatMul", ["x", "w"], ["y"]),
+        make.make_node("MatMul", ["y", "none"], ["out"]),
+    ]
+    weights = {"words": table(), "w": table()[:8].copy(), "none": np.zeros((8, 0), np.float32)}
+    weights["w"][0, 0] = value
+    write_variant(odd(tmp_path / "odd.onnx", nodes, weights), tmp_path / "small.onnx", variant)
+    after = tensors(tmp_path / "small.onnx")
+    assert after["none"].shape == (8, 0)
+    if variant == "int8":
+        np.testing.assert_array_equal(after["w"], weights["w"])
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 100, b"{}", b"\x08\x08"])
+def test_a_file_that_is_no_graph_is_said(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"model\.onnx: .*use precision auto"):
+        write_variant(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8")
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a graph of more than 2 GiB; both files come, and both are counted."""
     monkeypatch.setattr(variants, "INLINE_BYTES", 1000)
     entry = stored(graph(tmp_path / "model.onnx"))
-    made = make_variant(entry, "int8")
+    made = make_variant(entry, "int8", store=Store(tmp_path / "home"))
     assert (tmp_path / "model.int8.onnx_data").stat().st_size > 24_000
     assert size_of(made) > 24_000
     assert RUNS["onnxruntime"](made)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
@@ -188,8 +310,8 @@ def test_making_one_can_be_stopped(tmp_path: Path) -> None:
     stop = Stop()
     stop.set()
     with pytest.raises(Cancelled):
-        make_variant(stored(graph(tmp_path / "model.onnx")), "int8", stop=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+        make_variant(stored(graph(tmp_path / "model.onnx")), "int8", store=Store(tmp_path / "home"), stop=stop)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "model.onnx"]
 
 
 class Scripted:
@@ -236,12 +358,59 @@ def test_parity_of_scores_is_their_difference() -> None:
     assert compared([[0.5], [0.5]], [[0.5], [0.4]], spec).max_difference == pytest.approx(0.1)
 
 
-def test_the_output_that_is_compared() -> None:
-    """Sparse vectors where there is no dense one; late interaction alone has nothing to compare."""
+M3 = TextSpec(
+    tokenizer="t",
+    inputs=("input_ids", "attention_mask"),
+    dimension=2,
+    max_tokens=8,
+    sparse=SparseSpec(output="weights", per="token"),
+    multi=MultiSpec(dimension=2, output="late"),
+    tokens="tokens",
+)
+
+
+def outputs_of(**changes: Array) -> Run:
+    """A model of every kind of vector, which answers two texts; the second has a token of padding."""
+    right = {
+        "pooled": np.array([[1.0, 0.0], [0.0, 1.0]]),
+        "weights": np.array([[0.5, 0.1], [0.2, 0.0]]),
+        "late": np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]),
+        "tokens": np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]),
+    } | changes
+    return lambda inputs, outputs: {name: right[name] for name in outputs}
+
+
+def of_every_kind(spec: TextSpec = M3, **changes: Array) -> Parity:
+    samples = [{"input_ids": IDS[:, :2], "attention_mask": np.array([[1, 1], [1, 0]])}]
+    return compare(outputs_of(), outputs_of(**changes), samples, spec)
+
+
+def test_every_kind_of_vector_is_compared() -> None:
+    """The worst of them decides, and padding never does."""
+    assert of_every_kind().mean_cosine == pytest.approx(1.0)
+    weights = of_every_kind(weights=np.array([[0.1, 0.5], [0.2, 9.0]]))
+    assert weights.min_cosine == pytest.approx(0.1 / 0.26, rel=1e-6)
+    late = of_every_kind(late=np.array([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [7.0, 7.0]]]))
+    assert late.mean_cosine == pytest.approx(2 / 3)
+    assert late.means == {"pooled": pytest.approx(1.0), "weights": pytest.approx(1.0), "late": pytest.approx(2 / 3),
+                          "tokens": pytest.approx(1.0)}  # fmt: skip
+    with pytest.raises(VerificationFailed):
+        require(late, "int8")
+
+
+def test_tokens_that_are_pooled_are_told_and_not_judged() -> None:
+    found = of_every_kind(tokens=np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]))
+    assert found.mean_cosine == pytest.approx(1.0)
+    assert found.means["tokens"] == pytest.approx(2 / 3)
+
+
+def test_models_without_a_dense_vector_are_compared_by_what_they_have() -> None:
+    """Weights over the vocabulary, or the vectors of late interaction."""
     more: dict[str, Any] = {"tokenizer": "t", "inputs": ("input_ids",), "dimension": 0, "max_tokens": 8}
     assert compared([[1]], [[1]], TextSpec(**more, sparse=SparseSpec())).min_cosine == pytest.approx(1.0)
-    with pytest.raises(ModelFileError, match="use precision auto"):
-        compared([[1]], [[1]], TextSpec(**more, multi=MultiSpec(dimension=2)))
+    late = TextSpec(**more, multi=MultiSpec(dimension=2, output="late"))
+    swapped = np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]])
+    assert of_every_kind(late, late=swapped).mean_cosine == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +447,7 @@ def test_the_key_changes_with_what_it_holds_for(tmp_path: Path) -> None:
 def test_parity_is_measured_once_on_a_machine(tmp_path: Path) -> None:
     """It is kept for the engine that it was measured on, with the size of the files; what is kept is judged as well."""
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path)
-    make_variant(entry, "int8")
+    make_variant(entry, "int8", store=store)
     opened: list[tuple[str, str]] = []
 
     def open_graph(path: Path, precision: str) -> Run:

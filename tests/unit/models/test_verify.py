@@ -20,6 +20,7 @@ from shoal.models.verify import (
     Verification,
     min_cosine,
     require,
+    row_cosines,
     sample_inputs,
     verify,
 )
@@ -297,3 +298,12 @@ class TestScores:
         batch = sample_inputs(target, made.spec, [("fish", "a b"), "fish"])
         assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1], [0] * 6]
         assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
+
+
+def test_the_cosine_of_each_row() -> None:
+    """One rule for all that compare rows: zeros agree with zeros alone, and nothing agrees with what is not finite."""
+    left = np.array([[1, 0], [0, 0], [0, 0], [2, 0], [np.nan, 0], [1, 1], [np.inf, 0]], np.float32)
+    right = np.array([[3, 0], [0, 0], [1, 0], [0, 1], [1, 0], [-1, -1], [np.inf, 0]], np.float32)
+    assert row_cosines(left, right) == pytest.approx([1, 1, -1, 0, -1, -1, -1])
+    assert min_cosine(left[:2], right[:2]) == 1.0 and min_cosine(left, right) == -1.0
+    assert min_cosine(left[:0], right[:0]) == 1.0 and min_cosine(left, right[:1]) == -1.0

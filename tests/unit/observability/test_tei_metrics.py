@@ -78,22 +78,23 @@ def test_generation_is_none_of_its_business() -> None:
     ],
 )
 def test_failures(kind: str, err: str) -> None:
-    """By what the original calls them, before a model took the request and after."""
+    """By what the original calls them; of requests that are counted as such, on routes that batch."""
     metrics = TeiMetrics()
     metrics.refused(kind)
     metrics.accepted("m", "embed", 2, "interactive")
     metrics.finished("m", "embed", kind, 0.1, None)
     found = samples(metrics)
-    assert found[f'te_request_failure{{err="{err}"}}'] == 2
+    assert found[f'te_request_failure{{err="{err}"}}'] == found['te_request_count{method="batch"}'] == 1
     assert 'te_request_success{method="batch"}' not in found
 
 
 def test_failures_that_the_original_does_not_have() -> None:
-    """A wrong key, an unknown path: no series."""
+    """A wrong key, an unknown path, what a route turned away itself: no series."""
     metrics = TeiMetrics()
     for kind in ("unauthorized", "route_not_found", "malformed"):
         assert kind not in ERRORS
         metrics.refused(kind)
+    metrics.refused("model_not_found")  # on any route, of a model's card or of a chat
     assert set(samples(metrics)) == {"te_queue_size"}
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shoal.errors import InvalidValue, ModelFileError
 from shoal.pipelines.pairing import Framed, PairTokenizer, Reading, longest_first
-from shoal.pipelines.probing import pair_frame
+from shoal.pipelines.probing import frame, pair_frame
 from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.types import Direction
 from tests.unit.pipelines import tiny_tokenizers
@@ -274,3 +274,52 @@ def test_frames_that_cannot_be_kept_are_refused(pair: str) -> None:
     raw.post_processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=specials)
     with pytest.raises(ModelFileError, match="post_processor"):
         pair_frame(raw, "tokenizer.json")
+
+
+def template(single: str, pair: str) -> Tokenizer:
+    raw = tiny_tokenizers.wordpiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(token, raw.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    )
+    return raw
+
+
+def knows_nothing(raw: Tokenizer) -> Tokenizer:
+    """Every word is the unknown token."""
+    known = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    known.pre_tokenizer = pre_tokenizers.Whitespace()
+    known.post_processor = raw.post_processor
+    return known
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "[CLS] $A [SEP] $B:1 $B:1 [SEP]:1",
+        "[CLS] $A $A [SEP] $B:1 [SEP]:1",
+        "[CLS] $B [SEP] $A:1 [SEP]:1",
+        "[CLS] $A [SEP] $B:1 [SEP]:1 $A",
+    ],
+)
+def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> None:
+    """What one probe leaves over would stand in every pair, also where all that a probe has is unknown."""
+    raw = template("[CLS] $A [SEP]", pair)
+    with pytest.raises(ModelFileError, match="the second of two texts after the first"):
+        pair_frame(knows_nothing(raw) if blind else raw, "t.json")
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("single", ["[CLS] $A $A [SEP]", "$A [SEP] $A", "$A $A"])
+def test_a_processor_that_repeats_a_single_text_is_refused(single: str, blind: bool) -> None:
+    """The same of texts alone."""
+    raw = template(single, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    with pytest.raises(ModelFileError) as caught:
+        frame(knows_nothing(raw) if blind else raw, "t.json")
+    assert (caught.value.file, caught.value.key) == ("t.json", "post_processor")
+
+
+def test_a_tokenizer_that_knows_no_probe_is_framed_all_the_same() -> None:
+    """Texts of unlike length tell where they stand."""
+    raw = knows_nothing(template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"))
+    assert frame(raw, "t.json")[0] and pair_frame(raw, "t.json").size == 3

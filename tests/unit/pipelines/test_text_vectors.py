@@ -354,6 +354,18 @@ class TestStatic:
         assert isinstance(second, np.ndarray)
         assert np.linalg.norm(second) == pytest.approx(1.0)
 
+    @pytest.mark.parametrize("modules", [("dense:tanh",), ("dense:identity", "normalize"), ("layer_norm",)])
+    def test_a_text_without_a_token_behind_other_modules(self, tmp_path: Path, modules: tuple[str, ...]) -> None:
+        """A mean of nothing is zeros, and what they become is the model's own answer: no token is attended, and the
+        row is left as it is."""
+        tiny_tokenizers.save(tiny_tokenizers.wordpiece(), tmp_path)
+        static = made(tmp_path, frame_tokens=False, dropped=(UNK,), modules=modules)
+        batch = [one(static, "", embed(normalize=False)), one(static, "fox", embed(normalize=False))]
+        assert static.collate(batch, FACTS)["attention_mask"].tolist() == [[0], [1]]
+        rows = static.finish({"pooled": numbers(2, 8)}, batch)
+        for row, number in zip(rows, numbers(2, 8), strict=True):
+            assert isinstance(row, np.ndarray) and np.array_equal(row, number)
+
     def test_token_ids_are_not_dropped(self, static: TextPipeline) -> None:
         """They are used exactly as given."""
         assert ids(one(static, [UNK, FOX], embed())) == [UNK, FOX]

@@ -219,9 +219,9 @@ def test_a_changed_record_is_thrown_away_alone(make: Make, writer: ThreadPoolExe
     assert read(cache, ("k", 4)) == 4
 
 
-@pytest.mark.parametrize("content", [b"", b"MZ" + b"\0" * 4000])
-def test_a_file_of_somebody_else(make: Make, writer: ThreadPoolExecutor, content: bytes) -> None:
-    """Empty, as after a crash, or no segment at all: it is made one."""
+@pytest.mark.parametrize("content", [b"", MAGIC[:3]])
+def test_a_file_that_was_only_begun(make: Make, writer: ThreadPoolExecutor, content: bytes) -> None:
+    """As after a crash: it is made a segment."""
     folder = make().folder
     (folder / "00000000000000000001-1.rows").write_bytes(content)
     cache = make()
@@ -230,6 +230,38 @@ def test_a_file_of_somebody_else(make: Make, writer: ThreadPoolExecutor, content
     settled(writer)
     assert read(make(), "k") == 1
     assert len(segments(cache)) == 1
+
+
+PRECIOUS = b"MZ" + b"\0" * 4000
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder", "pipe"])
+def test_what_is_no_segment_is_left_alone(
+    make: Make, writer: ThreadPoolExecutor, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is called: neither written, nor thrown away, nor waited for; rows are cached beside it."""
+    folder = make().folder
+    path, victim = folder / "00000000000000000001-1.rows", tmp_path / "victim"
+    victim.write_bytes(PRECIOUS)
+    if kind == "file":
+        path.write_bytes(PRECIOUS)
+    elif kind == "link":
+        path.symlink_to(victim)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    cache = make(max_bytes=1)
+    for number in range(5000):
+        cache.put(("k", number), row(number))
+        settled(writer)
+    assert read(cache, ("k", 4999)) == 4999
+    cache.close()
+    settled(writer)
+    assert not caplog.records
+    assert path.exists()
+    assert victim.read_bytes() == PRECIOUS
+    assert kind != "file" or path.read_bytes() == PRECIOUS
 
 
 def test_a_file_that_shrinks_or_goes_while_it_is_open(make: Make, writer: ThreadPoolExecutor) -> None:

@@ -80,9 +80,10 @@ async def test_on_disk_it_outlives_the_server(tmp_path: Path) -> None:
         (replace(FACTS, space="other"), "f32"),
         (replace(FACTS, revision="r2"), "f32"),
         (replace(FACTS, backend="triton"), "f32"),
+        (replace(FACTS, answers="other"), "f32"),
         (FACTS, "bf16"),
     ],
-    ids=["weights", "revision", "backend", "precision"],
+    ids=["weights", "revision", "backend", "answers", "precision"],
 )
 async def test_rows_of_another_model_are_none_of_its_own(tmp_path: Path, facts: ModelFacts, precision: str) -> None:
     """Under the same name: what computes them must be the same in everything."""
@@ -106,6 +107,9 @@ async def test_a_model_that_is_not_known_by_its_weights(tmp_path: Path, caplog: 
     assert caches.open("m", settings(0, 1), unknown, "f32") is None
     assert isinstance(caches.open("m", settings(1, 1), unknown, "f32"), MemoryCache)
     assert "does not tell which model it is" in caplog.text
+    scores = ModelFacts(source="s", backend="local", tasks=("rerank", "classify"))
+    assert caches.open("m", settings(0, 1), scores, "f32") is None
+    assert "it gives scores, and only vectors are" in caplog.text
     await caches.aclose()
     assert entries(tmp_path) == []
 

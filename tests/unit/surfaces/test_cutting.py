@@ -9,7 +9,7 @@ import pytest
 from shoal.core.protocols import ModelFacts
 from shoal.core.registry import ModelCard
 from shoal.errors import InvalidValue, Unsupported
-from shoal.surfaces._cutting import agreed, fits, to_model_length, truncation
+from shoal.surfaces._cutting import agreed, fits, to_model_length, truncation, whether
 
 
 def card(most: int | None, *, known: bool = True) -> ModelCard:
@@ -57,3 +57,27 @@ def test_two_names_for_one_thing() -> None:
     with pytest.raises(InvalidValue, match="'a' and 'c' mean the same and differ") as caught:
         agreed(a=1, b=None, c=2)
     assert caught.value.param == "a"
+
+
+@pytest.mark.parametrize(
+    ("truncate", "truncation", "wanted"),
+    [
+        (None, None, None),
+        (None, False, False),
+        ("START", None, "START"),
+        ("START", True, "START"),
+        ("NONE", False, "NONE"),
+        (False, False, False),
+        (True, True, True),
+    ],
+)
+def test_a_word_and_a_flag(truncate: Any, truncation: bool | None, wanted: Any) -> None:
+    """The word says more than a flag that agrees with it."""
+    assert whether(truncate, truncation) == wanted
+
+
+@pytest.mark.parametrize(("truncate", "truncation"), [("END", False), ("NONE", True), (True, False), (False, True)])
+def test_a_word_and_a_flag_that_differ(truncate: Any, truncation: bool) -> None:
+    """Are refused."""
+    with pytest.raises(InvalidValue, match="'truncate' and 'truncation' mean the same and differ"):
+        whether(truncate, truncation)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import WrongType
+from shoal.errors import Malformed, WrongType
 from shoal.surfaces import _lists, _wire
 
 KIND = str | list[str | list[str]]
@@ -55,3 +55,20 @@ async def test_what_is_no_text(wrong: Any) -> None:
         await decoded([["a"], ["b", wrong]])
     assert "'inputs[1][1]' is invalid: expected `str`" in caught.value.message
     assert caught.value.param == "inputs"
+
+
+@pytest.mark.parametrize("lead", [b"", b"\xe2", b"\xf0\x9f", b"x" * 9])
+@pytest.mark.parametrize("shift", range(5))
+async def test_what_is_no_character(lead: bytes, shift: int) -> None:
+    """A text is cut between characters; where none begins near the cut it is not UTF-8."""
+    text = b"x" * (_lists._STEP - shift) + lead + b"\x80" * 9 + b"x" * 90
+    with pytest.raises(Malformed, match="not UTF-8"):
+        await _wire.Decoder(Asked, "test", "inputs", 9).in_turns(b'{"inputs":["%b"]}' % text)
+
+
+@pytest.mark.parametrize("character", ["é", "€", "🐟"])
+@pytest.mark.parametrize("shift", range(7))
+async def test_a_cut_inside_of_a_character(character: str, shift: int) -> None:
+    """Loses nothing."""
+    text = "x" * (_lists._STEP - shift) + character * 9
+    assert await decoded([msgspec.json.decode(msgspec.json.encode(text))]) == [text]

@@ -124,6 +124,20 @@ def test_responses_name_each_status_with_its_body_and_headers() -> None:
     assert responses["499"]["content"] == {"text/plain": {"schema": {"type": "string"}}}
 
 
+def test_a_status_with_several_bodies() -> None:
+    """Two dialects on one path: each JSON that may come stands there, and plain text beside it."""
+    kinds: dict[int, Any] = {400: (Problem, Pet, str), 422: (str, Problem)}
+    made = document({"pets": [operation(request=Pet, errors=kinds)]})
+    told = made["paths"]["/pets"]["post"]["responses"]
+    problem, pet = {"$ref": "#/components/schemas/Problem"}, {"$ref": "#/components/schemas/Pet"}
+    assert told["400"]["content"] == {
+        "application/json": {"schema": {"anyOf": [problem, pet]}},
+        "text/plain": {"schema": {"type": "string"}},
+    }
+    assert told["422"]["content"]["application/json"] == {"schema": problem}
+    validate(made)
+
+
 def test_headers_with_one_text_are_written_once() -> None:
     """Equal headers are shared; one that says something else under the same name stays in its place."""
     other = operation(path="/other", headers={"x-shoal-batch-size": "Something else."})

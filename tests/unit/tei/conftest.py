@@ -23,10 +23,11 @@ from tests.unit.tei.kit import Open
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a server looks all the time."""
+    """Who waits for a server looks all the time, but asks the model nothing beside the test."""
     monkeypatch.setattr(tei, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(engine_module, "ASK_EVERY", 10**9)
 
 
 @pytest.fixture

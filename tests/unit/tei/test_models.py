@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from shoal.models.address import Served, parse_address, parse_served
 from shoal.settings import Settings
 from shoal.tei import client_of, offered
 from shoal.types import Classify, Rerank
-from tests.fakes.tei import FakeTei
+from tests.fakes.tei import FakeTei, Refusal
 from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens_of
 from tests.unit.models import checkpoints
 from tests.unit.tei.kit import Open, asked, embed, score, until
@@ -190,10 +191,63 @@ class TestStarting:
             with pytest.raises(ConfigError, match="upstream_api_key"):
                 await opened(server)
 
-    async def test_a_server_that_cannot_answer(self, server: FakeTei, opened: Open) -> None:
-        server.change(misbehaves="short")
-        with pytest.raises(ConfigError, match=r"m does not answer: .* rows for 4 inputs"):
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"misbehaves": "short"}, "3 rows for 4 inputs"),
+            ({"misbehaves": "html"}, "web page"),
+            ({"max_input_length": 2}, "status 500"),
+        ],
+    )
+    async def test_a_server_that_cannot_answer_yet(
+        self, server: FakeTei, opened: Open, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
+    ) -> None:
+        """While it, or what stands before it, comes up: it is waited for, and why is told."""
+        rows = server._rows
+
+        def failing(call: Any, items: list[Any]) -> list[Any]:
+            if server.script.max_input_length == 2:
+                raise Refusal(500, "Backend", "not yet")
+            return rows(call, items)
+
+        monkeypatch.setattr(server, "_rows", failing)
+        server.change(**change)
+        notes: list[str] = []
+        opening = asyncio.create_task(opened(server, notes=notes))
+        await until(lambda: any(words in note for note in notes))
+        assert not opening.done()
+        server.change(misbehaves="", max_input_length=512)
+        assert (await opening).ready()
+
+    async def test_a_server_that_refuses_the_first_texts(
+        self, server: FakeTei, opened: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No other time helps."""
+
+        def refusing(call: Any, items: list[Any]) -> list[Any]:
+            raise Refusal(422, "Validation", "no such prompt")
+
+        monkeypatch.setattr(server, "_rows", refusing)
+        with pytest.raises(ConfigError, match=r"m does not answer: .* \(no such prompt\)"):
             await opened(server)
+
+    async def test_answers_tell_one_model_from_another(self, opened: Open) -> None:
+        """A server that names no revision: its rows on disk are of the weights, and the prompt, that it has now."""
+        for kind in ("embedding", "splade"):
+            told: list[tuple[str, str]] = []
+            for change in ({}, {}, {"seed": 9}, {"default_prompt": "query: "}):
+                async with FakeTei(Script(kind=kind, **change)) as server:
+                    facts = (await opened(server)).facts
+                    told.append((facts.space, facts.answers))
+            assert told[0] == told[1]
+            assert all(len(answers) == 16 for _, answers in told)
+            assert len({space for space, _ in told}) == 1
+            # The sparse vectors of the fake count words, whatever its seed.
+            assert len({answers for _, answers in told}) == (3 if kind == "embedding" else 2)
+
+    async def test_scores_are_told_by_nothing(self, opened: Open) -> None:
+        async with FakeTei(Script(kind="reranker")) as server:
+            assert (await opened(server)).facts.answers == ""
 
     async def test_a_model_that_the_address_names(self, server: FakeTei, opened: Open) -> None:
         assert (await opened(server, model="org/model")).ready()

@@ -19,6 +19,12 @@ from shoal.types import Array
 ASK_S = 30.0
 """For a call: tokenising has no deadline of its own."""
 
+INPUT_BYTES = 64 * 2**10
+"""Of an input's answer, whatever its size: a prompt of the server's own is told with it."""
+
+SIZE_BYTES = 256
+"""For a byte of text, or a token id: a token in words, with its name, its place and its escapes."""
+
 
 class TokenWire(msgspec.Struct, gc=False):
     id: int
@@ -71,7 +77,8 @@ class TeiCodec:
         self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, param: str
     ) -> list[T]:
         client = self._engine().client
-        answer = await client.post(path, body, time.monotonic() + ASK_S)
+        most = INPUT_BYTES * count + SIZE_BYTES * len(body)
+        answer = await client.post(path, body, time.monotonic() + ASK_S, most=most)
         if answer.status != 200:
             error = engine_error(answer, client.base)
             if isinstance(error, InputRejected):

@@ -40,18 +40,18 @@ class Room(NamedTuple):
     @classmethod
     def of_vectors(cls, count: int, width: int | None) -> Self:
         numbers = count * (width or MOST_WIDTH)
-        return cls(_capped(bytes_of(numbers)), 1 + count, numbers)
+        return cls(_capped(bytes_of(numbers)), 1 + count, numbers - 1)
 
     @classmethod
     def of_tokens(cls, count: int, tokens: int, width: int | None) -> Self:
         """For `count` texts of at most so many tokens."""
         numbers = count * tokens * (width or MOST_WIDTH)
-        return cls(_capped(bytes_of(numbers)), 1 + count + count * tokens, numbers)
+        return cls(_capped(bytes_of(numbers)), 1 + count + count * tokens, numbers - 1)
 
     @classmethod
     def of_sparse(cls, count: int) -> Self:
         numbers = count * 2 * MOST_TERMS
-        return cls(_capped(bytes_of(numbers)), 1 + count, numbers)
+        return cls(_capped(bytes_of(numbers)), 1 + count, numbers - 1)
 
     @classmethod
     def of_scores(cls, count: int, labels: Sequence[str]) -> Self:
@@ -60,7 +60,7 @@ class Room(NamedTuple):
         # Names may hold both, and that of a lone label anything.
         spare = ANY_LABEL_BYTES if len(labels) == 1 else 0
         lists = 1 + count * (1 + spare + sum(label.count("[") for label in labels))
-        commas = count * (2 * len(labels) + spare + sum(label.count(",") for label in labels))
+        commas = count * (2 * len(labels) + spare + sum(label.count(",") for label in labels)) - 1
         return cls(_capped(size), lists, commas)
 
     def check(self, body: bytes, where: str) -> None:

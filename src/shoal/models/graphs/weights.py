@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.json_file import read_object
+from shoal.models.contract.json_file import is_there, read_object
 
 Floats = npt.NDArray[np.float32]
 WEIGHTS = "model.safetensors"
@@ -163,19 +163,20 @@ class Weights:
 
 def has_weights(folder: Path, path: str = "") -> bool:
     """Whether the folder holds weights that can be read."""
-    return any((folder / path / name).is_file() for name in (WEIGHTS, INDEX))
+    prefix = f"{path}/" if path else ""
+    return any(is_there(folder, prefix + name) for name in (WEIGHTS, INDEX))
 
 
 def open_weights(folder: Path, path: str = "") -> Weights:
     """The weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
     prefix = f"{path}/" if path else ""
-    if (folder / prefix / WEIGHTS).is_file():
+    if is_there(folder, prefix + WEIGHTS):
         return Weights(prefix + WEIGHTS, _read_file(folder, prefix + WEIGHTS))
     index = read_object(folder, prefix + INDEX)
     if index is not None:
         return Weights(index.name, _read_shards(folder, prefix, index.object("weight_map"), index.name))
     for name in PICKLES:
-        if (folder / prefix / name).is_file():
+        if is_there(folder, prefix + name):
             raise ModelFileError(
                 "holds pickled weights, which can run code and are never read here; use a revision with "
                 "model.safetensors, save the model again with safe_serialization=True, or install the 'convert' extra",
@@ -190,7 +191,7 @@ def open_weights(folder: Path, path: str = "") -> Weights:
 
 def open_file(folder: Path, name: str) -> Weights:
     """The tensors of one safetensors file. Raises ModelFileError for a missing or broken one."""
-    if not (folder / name).is_file():
+    if not is_there(folder, name):
         raise ModelFileError("is missing; fetch the model again", file=name)
     return Weights(name, _read_file(folder, name))
 
@@ -200,7 +201,7 @@ def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) 
     for shard in sorted({str(place) for place in places.values()}):
         if "/" in shard or "\\" in shard:
             raise ModelFileError(f"{shard!r} is not a file of this folder", file=where, key="weight_map")
-        if not (folder / prefix / shard).is_file():
+        if not is_there(folder, prefix + shard):
             raise ModelFileError(f"is missing, but {where} names it; fetch the model again", file=prefix + shard)
         tensors |= _read_file(folder, prefix + shard)
     for name in places:

@@ -269,6 +269,33 @@ class TestFailures:
         assert not engine.ready()
 
 
+class TestWidth:
+    async def test_rows_of_another_width_take_it_out(self, server: FakeTei, engine: TeiEngine, door: Door) -> None:
+        """One alone, too, in whose batch nothing tells that it is too short."""
+        engine.dimension = 16
+        assert (await ask(engine, ["a"])).shape == (1, 16)
+        server.change(dimension=15)
+        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16: it is another model"):
+            await ask(engine, ["a"])
+        assert not engine.ready()
+        assert "instead of 16" in engine.reason
+        server.change(dimension=16)
+        engine.start()
+        await until(engine.ready)
+        assert door.asked == 1
+
+    async def test_token_vectors_keep_their_width(self, server: FakeTei, engine: TeiEngine) -> None:
+        """Which need not be the model's dimension; who is admitted anew may have another."""
+        engine.dimension = 8
+        assert (await ask(engine, ["a"], "tokens"))[0].shape == (3, 16)
+        server.change(dimension=15)
+        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16"):
+            await ask(engine, ["a"], "tokens")
+        engine.start()
+        await until(engine.ready)
+        assert (await ask(engine, ["a"], "tokens"))[0].shape == (3, 15)
+
+
 class TestLeaving:
     async def test_a_deadline_ends_the_call_there(self, server: FakeTei, engine: TeiEngine) -> None:
         server.gate.clear()

@@ -80,6 +80,13 @@ def test_one_that_is_starting_is_asked_again(status: int) -> None:
         info_of(card(status), WHERE)
 
 
+def test_a_class_of_any_number() -> None:
+    """Also one of more digits than Python reads."""
+    labels = {"1" * 5000: "last", "0": "first", "x": "after"}
+    info = info_of(card(model_type={"classifier": {"id2label": labels}}), WHERE)
+    assert info.labels == ("first", "last", "after")
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_key_that_is_refused(status: int) -> None:
     with pytest.raises(ConfigError, match="the operator sets upstream_api_key"):

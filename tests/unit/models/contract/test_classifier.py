@@ -176,7 +176,7 @@ def test_an_embedding_size_of_its_own_is_refused(tmp_path: Path) -> None:
 class TestLabels:
     """id2label, num_labels, and transformers' two."""
 
-    @given(st.lists(st.text(max_size=8), min_size=1, max_size=40), st.randoms(use_true_random=False))
+    @given(st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True), st.randoms(use_true_random=False))
     def test_they_come_in_the_order_of_their_numbers(self, names: list[str], order: Any) -> None:
         """However the object is written."""
         items = [(str(index), name) for index, name in enumerate(names)]
@@ -202,6 +202,10 @@ class TestLabels:
             {"num_labels": 0},
             {"num_labels": 10**9},
             {"num_labels": True},
+            {"id2label": {"0": None}},
+            {"id2label": {"0": {"a": 1}}},
+            {"id2label": {"0": "a", "1": "a"}},
+            {"id2label": {str(index): str(index) for index in range(100_001)}},
         ],
     )
     def test_what_is_no_numbering_is_refused(self, told: dict[str, Any]) -> None:

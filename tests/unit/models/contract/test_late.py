@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from shoal.errors import ModelFileError
 from shoal.models.contract import read_contract
 from shoal.models.contract.heads import longest, with_markers
+from shoal.models.contract.lengths import Length
 from shoal.models.contract.types import Late
 from shoal.types import MultiSpec
 from tests.unit.models.checkpoints import HIDDEN, POSITIONS, ST, vocabulary, write_json
@@ -244,8 +245,13 @@ LENGTHS = st.none() | st.integers(3, 600)
 @given(query=LENGTHS, document=LENGTHS, stated=st.lists(st.integers(3, 600), max_size=2))
 def test_the_longest_input(query: int | None, document: int | None, stated: list[int]) -> None:
     """Room for both sides: their own lengths, else the stated one."""
-    late = Late(layers=(), spec=MultiSpec(dimension=4, query_length=query, document_length=document))
-    found = longest(late, stated)
+    late = Late(
+        layers=(),
+        spec=MultiSpec(dimension=4, query_length=query, document_length=document),
+        query_length=None if query is None else Length(query, "f", "query_length"),
+        document_length=None if document is None else Length(document, "f", "document_length"),
+    )
+    found = [length.tokens for length in longest(late, [Length(each, "f", "k") for each in stated])]
     own = [length for length in (query, document) if length is not None]
     if len(own) == 2:
         assert found == [max(own)]

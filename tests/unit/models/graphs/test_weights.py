@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
-from shoal.models.graphs.weights import has_weights, open_weights
+from shoal.models.graphs.weights import _MAX_HEADER, _MAX_TENSORS, Weights, has_weights, open_weights
 from shoal.types import Array
 from tests.unit.models.checkpoints import save_bfloat16
 
@@ -114,3 +118,84 @@ def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"\[3, 4\].*\[4, 3\]") as caught:
         open_weights(tmp_path).get("a", (4, 3))
     assert caught.value.key == "a"
+
+
+def stored(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def described(shape: Any, begin: int, end: int, dtype: str = "F32") -> bytes:
+    return json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (described([2**32, 2**32], 0, 0), 0),
+        (described([2**62, 4], 0, 0), 0),
+        (described([2**70], 0, 0), 0),
+        (described([-1, -4], 0, 16), 16),
+        (described([4], -16, 0), 16),
+        (described([1] * 70, 0, 4), 4),
+        (described([0, 2**40, 2**40], 0, 0), 0),
+        (described([], 0, 0), 4),
+        (described([4], 0, 2**70), 16),
+        (described([[4]], 0, 16), 16),
+        (b'{"\xff": 1}', 0),
+        (b'{"a": ' + b"[" * 100_000 + b"}", 0),
+        (b"[1, 2]", 0),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path: Path, header: bytes, data: int) -> None:
+    """Shapes whose product runs over, that no array can have, and what is no header at all."""
+    (tmp_path / "model.safetensors").write_bytes(stored(header, bytes(data)))
+    with pytest.raises(ModelFileError, match="not a complete safetensors file"):
+        open_weights(tmp_path)
+
+
+def test_a_header_out_of_all_proportion(tmp_path: Path) -> None:
+    """It is refused by its length, and by the number of its tensors, before it is taken apart."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(stored(b" " * (_MAX_HEADER + 1)))
+    with pytest.raises(ModelFileError, match="has a header of"):
+        open_weights(tmp_path)
+    one = b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    path.write_bytes(stored(b"{" + b",".join(one % index for index in range(_MAX_TENSORS + 1)) + b"}"))
+    with pytest.raises(ModelFileError, match=f"has {_MAX_TENSORS + 1} tensors"):
+        open_weights(tmp_path)
+
+
+@given(st.binary(max_size=80))
+def test_no_header_fails_otherwise(tmp_path_factory: pytest.TempPathFactory, header: bytes) -> None:
+    """Any bytes are a set of tensors or a ModelFileError."""
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "model.safetensors").write_bytes(stored(header))
+    try:
+        opened = open_weights(folder)
+    except ModelFileError:
+        return
+    assert isinstance(opened, Weights) and isinstance(json.loads(header), dict)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"])
+def test_integers_are_lists_and_no_weights(tmp_path: Path, dtype: str) -> None:
+    """Two bytes without a sign are not bfloat16."""
+    save_file({"a": np.arange(5).astype(dtype)}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    found = weights.integers("a")
+    assert found is not None and found.tolist() == [0, 1, 2, 3, 4]
+    assert "a" not in weights and weights.has("a")
+    with pytest.raises(ModelFileError, match="no weights"):
+        weights.get("a", (5,))
+    assert weights.integers("b") is None and not weights.has("b")
+
+
+def test_a_tensor_of_another_type(tmp_path: Path) -> None:
+    """It lies beside the others, and is refused when it is asked for: by its type, not as if it were missing."""
+    save_file({"a": TENSORS["a"], "b": np.ones(3, np.bool_)}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    assert "a" in weights and "b" not in weights and weights.has("b")
+    asked: list[Callable[[], Any]] = [lambda: weights.integers("b"), lambda: weights.get("b", (3,))]
+    for ask in asked:
+        with pytest.raises(ModelFileError, match="is of the type BOOL"):
+            ask()

@@ -1,0 +1,188 @@
+"""The torch engine reads a model as Shoal's graph does: its heads come from the one reading that the manifest keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from shoal.backends import EngineOptions
+from shoal.backends._ports import Port, least_cosine
+from shoal.errors import ModelFileError, VerificationFailed
+from shoal.local import open_local
+from shoal.models.address import parse_address
+from shoal.models.as_published import check_folder
+from shoal.models.convert import Converted, convert
+from shoal.settings import Settings
+from shoal.types import Array, PartsSpec
+from tests.parity.test_torch import infer, opened
+from tests.unit.models import head_checkpoints as made
+from tests.unit.models.checkpoints import HIDDEN
+from tests.unit.models.engines import RUNS
+
+# Warnings of the reference's libraries are not this project's.
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+IDS = np.array([[2, 10, 11, 12, 3], [2, 9, 3, 0, 0]])
+MASK = (IDS != 0).astype(np.int64)
+DIFFERENCE = 2e-5
+
+
+def silent(folder: Path) -> None:
+    """A SpladePooling whose file names nothing: the defaults."""
+    (folder / "1_SpladePooling" / "config.json").write_text('{"pooling_strategy": null, "activation_function": null}')
+
+
+def tanh(folder: Path) -> None:
+    """A Dense of sentence-transformers over tokens, without an activation: Tanh there, and not PyLate's none."""
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[1]["type"] = "sentence_transformers.models.Dense"
+    listed.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "2_Normalize").mkdir()
+    (folder / "2_Normalize" / "config.json").write_text('{"module_input_name": "token_embeddings"}')
+    made.edit(folder / "1_Dense" / "config.json", activation_function=None)
+    (folder / "config_sentence_transformers.json").write_text('{"model_type": "MultiVectorEncoder"}')
+
+
+def unused(folder: Path) -> None:
+    """A bias that is stored, and that the module's file says there is none of."""
+    place = folder / "1_Dense" / "model.safetensors"
+    weights = load_file(place)
+    save_file(weights | {"linear.bias": np.ones(len(weights["linear.weight"]), np.float32)}, place)
+
+
+def unbiased(folder: Path) -> None:
+    save_file({"weight": made.normal(1, HIDDEN)}, folder / "sparse_linear.safetensors")
+
+
+def sharded(folder: Path) -> None:
+    """A module whose weights lie in a shard that an index names."""
+    place = folder / "1_Dense"
+    (place / "model.safetensors").rename(place / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"linear.weight": "model-00001-of-00001.safetensors"}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def below(folder: Path) -> None:
+    """An encoder with its heads in a folder of its own."""
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file() and path.name != "modules.json"]:
+        path.rename(inner / path.name)
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0]["path"] = inner.name
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], None]]] = {
+    "splade without settings": (made.splade, silent),
+    "dense with no activation": (made.pylate, tanh),
+    "a bias that is not used": (made.pylate, unused),
+    "shards of a module": (made.pylate, sharded),
+    "m3 without a bias": (lambda folder: made.m3(folder, "bert"), unbiased),
+    "m3 in a folder": (lambda folder: made.m3(folder, "bert"), below),
+    "stanford": (made.stanford, lambda folder: None),
+}
+
+
+def model(name: str, folder: Path) -> tuple[Path, Converted]:
+    make, change = CASES[name]
+    make(folder / "model")
+    change(folder / "model")
+    (folder / "made").mkdir()
+    return folder / "model", convert(folder / "model", folder / "made")
+
+
+def feeds_of(names: tuple[str, ...]) -> dict[str, Array]:
+    every = {"input_ids": IDS, "attention_mask": MASK, "pooling_mask": MASK, "token_type_ids": IDS * 0}
+    return {name: every[name] for name in names}
+
+
+def kept(array: Array) -> Array:
+    """Without what stands at padding."""
+    if array.ndim == 3:
+        return np.asarray(array[MASK > 0])
+    return np.asarray(array * MASK) if array.shape == MASK.shape else array
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_it_computes_what_the_graph_does(tmp_path: Path, name: str) -> None:
+    """Every output, of files that leave much to a reader's defaults."""
+    folder, converted = await asyncio.to_thread(model, name, tmp_path)
+    feeds = feeds_of(converted.spec.inputs)
+    right = RUNS["onnxruntime"](tmp_path / "made" / converted.graph)(feeds, converted.spec.outputs)
+    async with opened(folder, converted.spec) as engine:
+        got = await infer(engine, feeds, *converted.spec.outputs)
+    for output, expected in right.items():
+        np.testing.assert_allclose(kept(got[output]), kept(expected), atol=DIFFERENCE, err_msg=output)
+
+
+async def test_other_weights_than_were_stored_are_refused(tmp_path: Path) -> None:
+    """A module of another size, or one that the manifest says nothing of."""
+    folder, converted = await asyncio.to_thread(model, "shards of a module", tmp_path)
+    assert converted.spec.parts is not None
+    for spec, complaint in (
+        (msgspec.structs.replace(converted.spec, parts=None), "pull the model again"),
+        (
+            msgspec.structs.replace(
+                converted.spec,
+                parts=PartsSpec(late=(msgspec.structs.replace(converted.spec.parts.late[0], dimension=5),)),
+            ),
+            r"linear\.weight: has shape .* stored with \[5",
+        ),
+    ):
+        with pytest.raises(ModelFileError, match=complaint):
+            async with opened(folder, spec):
+                pass
+
+
+def test_late_interaction_is_compared_before_it_takes_16_bits(tmp_path: Path) -> None:
+    """By the vectors of its tokens: it has no others."""
+    from shoal.backends.torch import engine as module
+    from shoal.backends.torch.network import Network
+
+    folder, converted = model("stanford", tmp_path)
+    spec = converted.spec
+    ports = tuple(Port(name, np.dtype(np.int64), (None, None)) for name in spec.inputs)
+    options = EngineOptions(spec=spec, max_length=20, samples=[feeds_of(spec.inputs)])
+    exact, half = (module._rows(Network(folder, spec, name, "cpu"), ports, options) for name in ("f32", "bf16"))
+    assert [len(rows) for rows in exact] == [int(MASK.sum())]
+    assert 0.9 < least_cosine(exact, half) < 1.0
+
+
+async def test_it_is_compared_with_the_reference_before_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the address: what it found is told; a network that computes something else does not serve."""
+    from shoal.backends.torch.heads import Heads
+
+    made.m3(tmp_path / "model", "bert")
+    settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
+    address = parse_address(f"file:{tmp_path / 'model'}")
+    right = Heads.of
+    monkeypatch.setattr(Heads, "of", lambda *given: {name: found + 1 for name, found in right(*given).items()})
+    with pytest.raises(VerificationFailed, match="torch does not agree"):
+        await open_local("m", [address], settings)
+    monkeypatch.setattr(Heads, "of", right)
+    local = await open_local("m", [address], settings)
+    assert local.facts.verified.startswith("torch agrees with a numpy forward pass")
+    await local.engines[0].aclose()
+
+
+def test_without_a_reference_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    folder, converted = model("stanford", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "another"}))
+
+    def run() -> Any:
+        raise AssertionError
+
+    assert check_folder(folder, tmp_path / "made", converted.spec, engine="torch", run=run) is None

@@ -1,0 +1,188 @@
+"""Requests that are small and would cost much: refused, or answered within their bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from shoal.surfaces import _matrices, _tei_default
+from shoal.types import Embedded, Vectors
+from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, family
+from tests.surfaces.surface_kit import Server
+
+MANY = b"[" + b",".join([b"[]"] * 300_000) + b"]"
+TEXTS = b"[" + b",".join([b'"ab"'] * 300_000) + b"]"
+TYPES = b"[" + b",".join([b'"int8"'] * 300_000) + b"]"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with family() as made:
+        yield made
+
+
+@pytest.mark.parametrize("before", [b"", b"x" * 10, b"x" * 262_144, b"x" * 262_143 + b"\\n"])
+@pytest.mark.parametrize(
+    ("path", "around"),
+    [
+        ("/embed", b'{"inputs":"%b"}'),
+        ("/v1/rerank", b'{"query":"a","documents":["%b"]}'),
+        ("/classify", b'{"input":[["%b","a"]]}'),
+    ],
+)
+async def test_bytes_that_begin_no_character(server: Server, path: str, around: bytes, before: bytes) -> None:
+    """More of them than a text is decoded in at once: not UTF-8, wherever they stand."""
+    body = around % (before + b"\x80" * 600_000)
+    async with asyncio.timeout(5):
+        answer = await server.call("POST", path, body=body, headers=JSON)
+    assert answer.status == 400
+    assert b"not UTF-8" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/rerank", b'{"query":{"text":"a","image":%b},"documents":["b"]}' % MANY, b"has an image"),
+        ("/v1/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
+        ("/v1/rerank", b'{"query":"a","documents":["b"],"rank_fields":%b}' % TEXTS, b"rank_fields"),
+        ("/v2/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
+        ("/v2/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"images are not supported"),
+        ("/v1/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"images are not supported"),
+        ("/v2/embed", b'{"texts":["b"],"embedding_types":%b}' % TYPES, b"name each once"),
+        (
+            "/v2/embed",
+            b'{"inputs":[{"content":[{"type":"image_url","image_url":%b}]}]}' % MANY,
+            b"images are not supported",
+        ),
+        ("/v1/embeddings", b'{"model":"embedder","input":"a","embedding_type":%b}' % TYPES, b"can name one type"),
+        ("/vertex", b'{"instances":%b}' % MANY, b"expected `object`"),
+        ("/vertex", b'{"instances":[%b]}' % b",".join([b"{}"] * 300_000), b"batch size 2049 > maximum"),
+    ],
+)
+async def test_refused_fields_are_not_built(server: Server, path: str, body: bytes, told: bytes) -> None:
+    """A value that is refused costs no more than its bytes, copied a few times."""
+    tracemalloc.start()
+    try:
+        answer = await server.call("POST", path, body=body, headers=JSON)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 400 <= answer.status < 500
+    assert told in answer.body
+    assert peak < 3 * len(body) + 2_000_000
+
+
+async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What surely comes to too much never reaches the model; a vector for each text is none of it."""
+    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    long = "word " * 200
+    for path, body in (
+        ("/embed_all", {"inputs": [long] * 8}),
+        ("/embed_all", {"inputs": ["a"] * 101}),
+        ("/embed_all", {"inputs": [[7] * 60] * 2}),
+        ("/pooling", {"input": [long] * 8, "task": "token_embed", "model": EMBEDDER}),
+    ):
+        answer = await server.call("POST", path, body)
+        assert answer.status in (400, 422)
+        assert b"the 400 numbers that one request may be answered with" in answer.body
+        assert "x-shoal-batch-size" not in answer.headers
+    assert (await server.call("POST", "/embed", {"inputs": [long] * 200})).status == 200
+
+
+async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody could know before is refused before it is written; right at the bound it is answered."""
+    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    for path, more in (("/embed_all", {}), ("/pooling", {"task": "token_embed", "model": EMBEDDER})):
+        name = "input" if more else "inputs"
+        right = await server.call("POST", path, {name: ["a " * 50] * 2, **more})
+        above = await server.call("POST", path, {name: ["a " * 50, "a " * 51], **more})
+        assert (right.status, above.status in (400, 422)) == (200, True)
+        assert b"split it" in above.body
+
+
+@pytest.mark.parametrize("base64", [False, True])
+async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.MonkeyPatch, base64: bool) -> None:
+    """Each matrix goes when its text is there: the two never stand side by side."""
+    kept: list[Embedded] = []
+
+    async def run(task: Any, ctx: Any) -> Embedded:
+        shape = (1, DIMENSION)
+        made: Vectors = np.zeros((0, DIMENSION), np.float32)
+        matrices = [np.full(shape, at, np.float32) for at in range(len(task.inputs))]
+        kept.append(Embedded(vectors=made, tokens=[1] * len(task.inputs), token_vectors=list(matrices)))
+        return kept[-1]
+
+    monkeypatch.setattr(server.runner, "run", run)
+    asked: dict[str, Any] = {"model": EMBEDDER, "task": "token_embed"}
+    if base64:
+        asked["encoding_format"] = "base64"
+    pooled = await server.call("POST", "/pooling", {"input": ["a", "b", "c"], **asked})
+    plain = await server.call("POST", "/embed_all", {"inputs": ["a", "b", "c"]})
+    assert plain.json() == [[[float(at)] * DIMENSION] for at in range(3)]
+    assert len(pooled.json()["data"]) == 3
+    assert [[each.size for each in one.token_vectors] for one in kept] == [[0, 0, 0], [0, 0, 0]]
+
+
+async def test_instances_do_not_fill_the_queue() -> None:
+    """Neither many small ones nor a few large ones are refused for what their own neighbours hold."""
+    async with family(EMBEDDER, CLASSIFIER, max_queue_items=32) as server:
+        runner: Any = server.runner
+        runner.lane.admission.max_items = 32
+        many = {"instances": [{"inputs": f"a {at}"} for at in range(56)]}
+        large = {"instances": [{"inputs": [f"a {at}" for at in range(30)]} for _ in range(10)]}
+        for body, count in ((many, 56), (large, 10)):
+            answer = await server.call("POST", "/vertex", body)
+            assert answer.status == 200, answer.body
+            assert len(answer.json()["predictions"]) == count
+
+
+async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
+    """And the error says which it was."""
+    began = 0
+    run = server.runner.run
+
+    async def counted(task: Any, ctx: Any) -> Any:
+        nonlocal began
+        began += len(task.inputs)
+        return await run(task, ctx)
+
+    server.runner.run = counted  # type: ignore[method-assign]
+    instances: list[Any] = [{"inputs": ["a"] * 60}, {"inputs": ["b", "reject-item"] * 30}, {"inputs": ["c"] * 60}]
+    answer = await server.call("POST", "/vertex", {"instances": instances})
+    assert (answer.status, began) == (422, 120)
+    assert answer.json()["error"].startswith("instances[1]: ")
+
+
+async def test_answers_of_instances_are_bounded_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be within its bounds, and all of them above what one reply holds."""
+    monkeypatch.setattr(_tei_default, "MOST_BYTES", 10_000)
+    instances = [{"inputs": ["a b"] * 60}] * 20
+    answer = await server.call("POST", "/vertex", {"instances": instances})
+    assert (answer.status, answer.json()["error_type"]) == (422, "Validation")
+    assert "split them" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "instances", [b"[3]", b'["a"]', b"[[]]", b"[null]", b"3", b"null", b'{"inputs":"a"}', b'[{"inputs":"a"},4]']
+)
+async def test_what_is_no_instance(server: Server, instances: bytes) -> None:
+    """Refused as JSON of the wrong type, whatever stands there."""
+    answer = await server.call("POST", "/vertex", body=b'{"instances":%b}' % instances, headers=JSON)
+    assert answer.status == 422
+    assert b"expected `" in answer.body
+
+
+async def test_spelling_of_instances(server: Server) -> None:
+    """Space and nesting mean nothing, however much there is of it."""
+    space = b" " * 700_000
+    body = b'{"instances":[' + space + b'{"inputs" : ["a, }]{", "b"]}' + space + b', {"inputs":"c"}' + space + b"]}"
+    answer = await server.call("POST", "/vertex", body=body, headers=JSON)
+    alone = [await server.call("POST", "/", {"inputs": each}) for each in (["a, }]{", "b"], "c")]
+    assert answer.json() == {"predictions": [orjson.loads(each.body) for each in alone]}
