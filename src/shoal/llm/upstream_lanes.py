@@ -138,6 +138,7 @@ class _Embedding:
             pipeline = self._pipeline(counted=counted)
             facts = self._facts(facts, pipeline)
             for engine in engines:
+                engine.dimension = pipeline.spec.dimension
                 engine.start()
             codec = TokenizerCodec(self.counter, pipeline.spec) if self.counter is not None else None
             runner = BatchedRunner(lane(pipeline, engines, facts), facts, codec)
@@ -207,6 +208,7 @@ class _Embedding:
             prompts=dict(spec.prompts),
             default_prompt_name=spec.default_prompt_name,
             space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
+            answers=self._reference[0].digest,
             verified=f"{len(TEXTS)} texts answered, all finite",
             details={**facts.details, "usage": _usage(self.counter, spec.token_count), "token_ids": spec.ids},
         )

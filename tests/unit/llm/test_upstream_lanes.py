@@ -293,6 +293,42 @@ class TestFailures:
         assert "too busy" in notes[0]
 
 
+class TestAnotherModel:
+    """Under the name of the one that was opened."""
+
+    async def test_of_another_width_is_not_served(self, server: FakeUpstream, opened: Open) -> None:
+        """Nor is it asked while all is well: that may cost. It serves again with the model of before."""
+        runner = await opened(tasks=("embed",))
+        before = len(server.requests)
+        async with asyncio.timeout(5.0):
+            while len(server.requests) < before + 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert {one.path for one in server.requests[before:]} == {"/v1/models"}
+        server.on("/embeddings", answer({"data": [{"index": 0, "embedding": [1.0, 2.0]}]}))
+        asking = asyncio.create_task(embed(runner, "a", normalize=False))
+        async with asyncio.timeout(5.0):
+            while runner.ready():  # noqa: ASYNC110 - the watch tells nobody
+                await asyncio.sleep(0.001)
+        assert not asking.done()
+        server.on("/embeddings", self._right(server))
+        assert np.allclose((await asking).vectors, [vector_of("a")])
+        assert runner.ready()
+
+    def _right(self, server: FakeUpstream) -> Script:
+        async def run(exchange: Exchange) -> None:
+            await answer(server.embedded(exchange.request.json))(exchange)
+
+        return run
+
+    async def test_answers_tell_one_model_from_another(self, server: FakeUpstream, opened: Open) -> None:
+        """Rows on disk are of the weights that the server has now."""
+        async with FakeUpstream(seed=9) as other:
+            told = [(await opened(each, tasks=("embed",))).facts for each in (server, server, other)]
+        first, again, changed = (facts.answers for facts in told)
+        assert len(first) == 16
+        assert first == again != changed
+
+
 class TestIds:
     async def test_are_passed_on(self, server: FakeUpstream, opened: Open) -> None:
         """In calls without texts."""

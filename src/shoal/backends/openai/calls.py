@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shoal.backends._http_answer import Answer
+from shoal.backends._room import Room
 from shoal.errors import EngineFailed
 from shoal.types import Array
 
@@ -25,6 +26,8 @@ class Calls(Protocol):
 
     - `group`: equal for items that may share a call; None for an item that this route does not take.
     - `body`: what is posted to `path` for items of one group.
+    - `room`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the numbers of a
+      vector, once they are known.
     - `learned`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
     - `read` raises EngineFailed for what is not one row for each item.
     """
@@ -35,6 +38,8 @@ class Calls(Protocol):
     def group(self, item: Any) -> Hashable | None: ...
 
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]: ...
+
+    def room(self, count: int, sent: bytes, width: int | None) -> Room: ...
 
     def learned(self, answer: Answer) -> bool: ...
 

@@ -14,6 +14,7 @@ import numpy as np
 from shoal.backends._http_client import Client
 from shoal.backends._presence import Presence
 from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
+from shoal.backends._width import check_width, cut
 from shoal.backends.openai.calls import Calls, Rows
 from shoal.backends.openai.errors import engine_error
 from shoal.backends.openai.replicas import LOOK_AGAIN_S, LOOK_S, look
@@ -55,6 +56,10 @@ class UpstreamEngine:
     `admit` is awaited each time the server comes back and raises a ShoalError to keep it out; it may call `infer`. A
     server that takes only smaller batches says so when it refuses one: from then on they are cut. `counted`: its last
     answer told how many tokens it read.
+
+    `dimension` is that of the model, once it is known: a vector of another length, which is not that of `dimensions`
+    either, is EngineFailed, and takes the server out of service. The model is not asked while all is well, since a
+    server may charge for it.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class UpstreamEngine:
         self.client = client
         self.model = model
         self.counted = False
+        self.dimension: int | None = None
         self._calls = tuple(calls) or (Embeddings(),)
         self._presence = Presence(name, logger, look=lambda: look(client), admit=lambda: admit(self), serving=serving)
         output = self._calls[0].output
@@ -160,9 +166,12 @@ class UpstreamEngine:
         """The rows of one call; None where the server has told that it takes smaller ones alone."""
         while True:
             body = msgspec.json.encode(calls.body(self.model, items, **params))
-            answer = await self.client.post(calls.path, body, deadline)
+            room = calls.room(len(items), body, self.dimension)
+            answer = await self.client.post(calls.path, body, deadline, most=room.size)
             if answer.status == 200:
-                return await calls.read(answer, items, self.client.base)
+                room.check(answer.body, self.client.base)
+                rows = await calls.read(answer, items, self.client.base)
+                return rows._replace(values=self._sized(rows.values, params)) if self.dimension is not None else rows
             if answer.status not in (400, 413, 422):
                 break
             if not calls.learned(answer):
@@ -173,6 +182,13 @@ class UpstreamEngine:
                 self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
                 return None
         raise engine_error(answer, self.client.base)
+
+    def _sized(self, vectors: Array, params: Mapping[str, Any]) -> Array:
+        """Vectors of the model's dimension, or of that which was asked for: not every server knows the option."""
+        width, own, asked = vectors.shape[1], self.dimension, params.get("dimensions")
+        if width not in (own, asked):
+            check_width(self._presence, width, asked or own or width, self.client.base)
+        return cut(vectors, asked, normalize=params.get("normalize") is True)
 
 
 def batch_limit(words: str) -> int | None:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from shoal.backends._http_answer import Answer
+from shoal.backends._room import ANY_LABEL_BYTES, MOST_WIDTH, Room
 from shoal.backends.openai.calls import Rows, by_index
 from shoal.backends.openai.wire import ClassesWire, ClassWire, LabelWire, ScoresWire
 from shoal.errors import EngineFailed
@@ -41,6 +42,9 @@ class Scoring:
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         first, second = ([pair[side] for pair in items] for side in (0, 1))
         return {"model": model, "text_1": first, "text_2": second, **_of_vllm(options)}
+
+    def room(self, count: int, sent: bytes, width: int | None) -> Room:
+        return Room.of_entries(count, 1, told=sent)
 
     def learned(self, answer: Answer) -> bool:
         return False
@@ -70,6 +74,9 @@ class Ranking:
         documents = [document for _, document in items]
         return {"model": model, "query": items[0][0], "documents": documents, **told, **_of_rerankers(options)}
 
+    def room(self, count: int, sent: bytes, width: int | None) -> Room:
+        return Room.of_entries(count, 1, told=sent)  # some give the documents back, asked or not
+
     def learned(self, answer: Answer) -> bool:
         refused = {name for name in self._fields if name in answer.own_words}
         self._fields -= refused
@@ -90,6 +97,13 @@ class LabelNames:
     def told(self) -> tuple[str, ...]:
         """A class whose name the server has not told has that of transformers."""
         return tuple(f"LABEL_{place}" if name is None else name for place, name in enumerate(self._names))
+
+    @property
+    def room(self) -> bytes:
+        """What the names in an answer are at most."""
+        # Of one class the name is not looked at; of several, one at a time may be told that is not known yet.
+        spare = b" " * ANY_LABEL_BYTES if len(self._names) < 2 or None in self._names else b""
+        return spare + "".join(name or "" for name in self._names).encode()
 
     def placed(self, row: ClassWire | list[LabelWire], where: str) -> list[float]:
         """The scores of an input. Raises EngineFailed for other labels than before."""
@@ -129,6 +143,10 @@ class Classifying:
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         inputs = [list(item) if isinstance(item, tuple) else item for item in items]
         return {"model": model, "input": inputs, **_of_vllm(options)}
+
+    def room(self, count: int, sent: bytes, width: int | None) -> Room:
+        labels = len(self.labels.told) or MOST_WIDTH
+        return Room.of_entries(count, labels, named=labels, names=self.labels.room, told=sent)
 
     def learned(self, answer: Answer) -> bool:
         return False

@@ -11,6 +11,7 @@ import numpy as np
 import pybase64
 
 from shoal.backends._http_answer import Answer
+from shoal.backends._room import MOST_WIDTH, Room
 from shoal.backends.openai.calls import Rows
 from shoal.backends.openai.wire import VectorsWire
 from shoal.errors import EngineFailed
@@ -39,6 +40,9 @@ class Embeddings:
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         form = "base64" if self._base64 else "float"
         return {"model": model, "input": list(items), "encoding_format": form, **options}
+
+    def room(self, count: int, sent: bytes, width: int | None) -> Room:
+        return Room.of_entries(count, width or MOST_WIDTH)
 
     def learned(self, answer: Answer) -> bool:
         if not (self._base64 and "encoding_format" in answer.own_words):

@@ -13,12 +13,13 @@ import numpy as np
 from shoal.backends._http_answer import Answer, said
 from shoal.backends._http_client import Client
 from shoal.backends._presence import Presence
+from shoal.backends._room import Room
 from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
+from shoal.backends._width import check_width, cut
 from shoal.backends.tei import answers
 from shoal.backends.tei.calls import ROUTES, body_of
 from shoal.backends.tei.errors import batch_limit, engine_error
 from shoal.backends.tei.info import Info, info_of
-from shoal.backends.tei.room import Room
 from shoal.core.protocols import CostModel, EngineFacts, Tensors
 from shoal.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from shoal.errors import (
     Overloaded,
     TransportFailed,
 )
-from shoal.types import Array, Vectors
+from shoal.types import Array
 
 logger = logging.getLogger("shoal.tei")
 
@@ -50,7 +51,6 @@ ASK_EVERY = 1
 """Looks at a server that is well, of which one asks the model itself: /info of a server that was started anew with
 other weights, or another prompt, reads as before."""
 
-TINY = 1e-12
 TOKENS = "x-compute-tokens"
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -220,7 +220,9 @@ class TeiEngine:
         if "html" in answer.content_type:
             raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
         if name == "embedding":
-            rows = _cut(await answers.vectors(body, count, where), params)
+            rows = await answers.vectors(body, count, where)
+            # Servers before 1.8 do not read `dimensions`, and newer ones normalise what they cut.
+            rows = cut(rows, params.get("dimensions"), normalize=params.get("normalize") is not False)
             if self.dimension is not None:
                 self._check_width(rows.shape[1], min(params.get("dimensions") or self.dimension, self.dimension))
             return rows
@@ -243,15 +245,7 @@ class TeiEngine:
         return Room.of_sparse(count) if name == "sparse" else Room.of_scores(count, self.info.labels)
 
     def _check_width(self, found: int, expected: int) -> None:
-        if found == expected:
-            return
-        error = EngineFailed(
-            f"the server at {self.client.base} answered vectors of {found} numbers instead of {expected}: it is another"
-            " model; serve it under a name of its own, or load the model again"
-        )
-        if self.ready():  # others may have a replica that is right; this one is asked before it serves again
-            self._presence.lost(error)
-        raise error
+        check_width(self._presence, found, expected, self.client.base)
 
     async def _admitted(self) -> None:
         self._token_width = None
@@ -312,16 +306,3 @@ def _size(item: Any) -> int:
     if isinstance(item, tuple):
         return sum(map(size_of, item)) + BYTES_PER_TOKEN
     return BYTES_PER_TOKEN * len(item) + BYTES_PER_TOKEN
-
-
-def _cut(rows: Vectors, params: Mapping[str, Any]) -> Vectors:
-    """Rows of `dimensions`, which servers before 1.8 do not read: cut and normalised here as newer ones do."""
-    dimensions = params.get("dimensions")
-    if dimensions is None or rows.shape[1] <= dimensions:
-        return rows
-    rows = np.ascontiguousarray(rows[:, :dimensions])
-    if params.get("normalize") is False:
-        return rows
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Vectors = np.divide(rows, np.maximum(norms, np.float32(TINY)))
-    return found

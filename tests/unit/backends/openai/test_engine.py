@@ -243,6 +243,46 @@ class TestAnswersThatAreNone:
         assert np.isinf(await ask(engine, "a", "b")).tolist() == [[True, False], [False, False]]
 
 
+class TestWidth:
+    async def test_rows_of_another_width_take_it_out(
+        self, server: FakeUpstream, engine: UpstreamEngine, door: Door
+    ) -> None:
+        """Of one text alone, too; who is admitted again serves again."""
+        engine.dimension = DIMENSION
+        assert (await ask(engine, "a")).shape == (1, DIMENSION)
+        server.on("/embeddings", answer(rows([1.0, 2.0])))
+        with pytest.raises(EngineFailed, match=f"vectors of 2 numbers instead of {DIMENSION}: it is another model"):
+            await ask(engine, "a")
+        assert not engine.ready()
+        assert f"instead of {DIMENSION}" in engine.reason
+        engine.start()
+        await until(engine.ready)
+        assert door.asked == 1
+
+    @pytest.mark.parametrize("width", [DIMENSION - 1, DIMENSION + 1, 3])
+    async def test_of_cut_vectors(self, server: FakeUpstream, engine: UpstreamEngine, width: int) -> None:
+        """Longer ones of another model are not cut to what was asked for."""
+        engine.dimension = DIMENSION
+        server.on("/embeddings", answer(rows([1.0] * width)))
+        with pytest.raises(EngineFailed, match=f"vectors of {width} numbers instead of 4"):
+            await engine.infer(batch("a"), ["embedding"], {"dimensions": 4}, time.monotonic() + 10)
+        assert not engine.ready()
+
+    @pytest.mark.parametrize("normalize", [None, False, True])
+    async def test_a_server_that_does_not_cut(
+        self, server: FakeUpstream, engine: UpstreamEngine, normalize: bool | None
+    ) -> None:
+        """Its model is the same; its vectors are cut here, and normalised where it was asked to do that."""
+        engine.dimension = DIMENSION
+        server.on("/embeddings", answer(rows(vector_of("a").tolist())))
+        params = {"dimensions": 4} | ({} if normalize is None else {"normalize": normalize})
+        outputs = await engine.infer(batch("a"), ["embedding"], params, time.monotonic() + 10)
+        expected = vector_of("a")[:4]
+        expected = expected / np.linalg.norm(expected) if normalize else expected
+        assert np.allclose(outputs["embedding"], [expected], atol=1e-6)
+        assert engine.ready()
+
+
 class TestFailures:
     @pytest.mark.parametrize(
         ("status", "kind", "ready"),

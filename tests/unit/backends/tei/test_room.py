@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from shoal.backends import _room as room_module
 from shoal.backends._http_client import MAX_ANSWER_BYTES, Client
-from shoal.backends.tei import room as room_module
+from shoal.backends._room import Room
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.info import Info
-from shoal.backends.tei.room import Room
 from shoal.errors import EngineFailed
 from shoal.types import Array
 from tests.fakes.openai_server import FakeUpstream, answer

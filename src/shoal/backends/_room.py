@@ -26,16 +26,30 @@ KEYS_BYTES = 64
 ANY_LABEL_BYTES = 1024
 """For a label whose name is not known."""
 
+INDENT_BYTES = 32
+"""Before a number, of servers that write each on a line of its own."""
+
+ENTRY_BYTES = 1024
+"""Of an entry beside its numbers: its keys, and what servers add of their own."""
+
+ENTRY_MARKS = 16
+"""Of each kind of them, in an entry beside its numbers."""
+
+SPARE_MARKS = 256
+"""Of each kind of them, beside all entries: usage, and what servers add of their own."""
+
 FEW_BYTES = 2**19
 """A body of so many bytes is decoded in milliseconds, whatever it holds."""
 
 
 class Room(NamedTuple):
-    """What an answer may have: `size` in bytes, `lists` with itself, and `commas`, in and between them."""
+    """What an answer may have: `size` in bytes, `lists` with itself, and `commas`, in and between them; and `objects`,
+    where they are not told by the commas."""
 
     size: int
     lists: int
     commas: int
+    objects: int | None = None
 
     @classmethod
     def of_vectors(cls, count: int, width: int | None) -> Self:
@@ -63,12 +77,31 @@ class Room(NamedTuple):
         commas = count * (2 * len(labels) + spare + sum(label.count(",") for label in labels)) - 1
         return cls(_capped(size), lists, commas)
 
+    @classmethod
+    def of_entries(cls, count: int, numbers: int, *, named: int = 0, names: bytes = b"", told: bytes = b"") -> Self:
+        """For one object that holds `count` entries with so many numbers each, of which `named` are in objects of their
+        own. `names` may stand in every entry, and `told`, which is what was sent, once: names and texts hold anything.
+        """
+        size = bytes_of(0) + LABEL_BYTES * len(told)
+        each = ENTRY_BYTES + (NUMBER_BYTES + INDENT_BYTES) * numbers + KEYS_BYTES * named + LABEL_BYTES * len(names)
+        spare = {
+            mark: SPARE_MARKS + told.count(mark) + count * (ENTRY_MARKS + names.count(mark))
+            for mark in (b"[", b",", b"{")
+        }
+        return cls(
+            _capped(size + count * each),
+            spare[b"["],
+            spare[b","] + count * (numbers + named),
+            spare[b"{"] + count * named,
+        )
+
     def check(self, body: bytes, where: str) -> None:
         """Raise EngineFailed for a body that holds more. A small one is left to its decoder."""
         if len(body) <= FEW_BYTES:
             return
         data = np.frombuffer(body, dtype=np.uint8)
-        if np.count_nonzero(data == ord("[")) > self.lists or np.count_nonzero(data == ord(",")) > self.commas:
+        most = {"[": self.lists, ",": self.commas, "{": self.objects}
+        if any(room is not None and np.count_nonzero(data == ord(mark)) > room for mark, room in most.items()):
             raise EngineFailed(f"the server at {where} answered more rows, or numbers, than it was asked for")
 
 
