@@ -114,13 +114,6 @@ def test_a_wrong_address_is_found_before_the_port_is_taken(processes: Processes)
     assert line.startswith("error: pip:foo: 'pip' is not a scheme")
 
 
-def test_an_address_without_a_backend_is_refused(processes: Processes) -> None:
-    """By its own text, at once, with what this version serves; exit code 1."""
-    process, log = processes("-m", "shoal", "serve", "tei+http://host:80", "--port", "0")
-    assert process.wait(30) == 1
-    assert log.read_text().splitlines()[-1].startswith("error: tei+http://host:80: this version has no backend")
-
-
 def test_an_open_address_without_keys_is_refused(processes: Processes) -> None:
     """The line names both ways out; exit code 1."""
     process, log = processes("-m", "shoal", "serve", "fake:", "--host", "0.0.0.0", "--port", "0")

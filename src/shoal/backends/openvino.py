@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,16 @@ class _Request:
     def __init__(self, model: Any) -> None:
         self._tensor = runtime().Tensor
         self._request = model.create_infer_request()
-        self._request.set_callback(self._finished, None)
+        # What the request calls must not hold it: it would hold itself and its model's memory for ever, in a circle that
+        # goes through C++, where the garbage collector sees nothing.
+        finished = weakref.WeakMethod(self._finished)
+
+        def done(_: None) -> None:
+            call = finished()
+            if call is not None:
+                call(None)
+
+        self._request.set_callback(done, None)
         self._outputs: tuple[str, ...] = ()
         self._waiting: list[Callable[[], None]] = []
         self._watch: asyncio.TimerHandle | None = None

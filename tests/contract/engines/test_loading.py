@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from shoal.backends import ENGINES, Checked, EngineOptions, opener
 from shoal.backends._compile import MAX_DIFFERENCE, MIN_COSINE, runtime
+from shoal.backends._local import LocalEngine
 from shoal.core.protocols import CostModel
 from shoal.errors import ConfigError, ModelFileError
 from shoal.local import precision_samples
@@ -149,6 +152,19 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
     await engine.aclose()
     assert engine.facts.precision == ("bf16" if close else "f32")
     assert "largest difference of bf16 scores" in engine.facts.details["precision_reason"]
+
+
+async def test_a_closed_engine_leaves_nothing(graph: Path) -> None:
+    """Its infer requests are gone, and with them the memory of the model: loading again and again costs no more."""
+    engine = await opener("openvino")(graph, name="x", options=COLD)
+    assert isinstance(engine, LocalEngine)
+    requests = [weakref.ref(worker) for worker in engine._lanes.slots._free._queue]  # type: ignore[attr-defined]
+    assert requests
+    await engine.infer(batch(3, 5), ("pooled",), {}, time.monotonic() + 30)
+    await engine.aclose()
+    del engine
+    gc.collect()
+    assert [request() for request in requests] == [None] * len(requests)
 
 
 async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: Path) -> None:
