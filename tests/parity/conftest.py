@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-# PyTorch's threads spin while they wait: several libraries with a thread for each core slow each other down eightfold on
-# a busy machine. Before the first import of it, and for the processes that export.
+# PyTorch's threads spin while they wait: several libraries with a thread for each core slow each other down eightfold
+# on a busy machine. Before the first import of it, and for the processes that export.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MISSING = [name for name in ("torch", "transformers", "sentence_transformers") if find_spec(name) is None]

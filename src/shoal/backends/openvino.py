@@ -87,8 +87,8 @@ class _Request:
     def __init__(self, model: Any) -> None:
         self._tensor = runtime().Tensor
         self._request = model.create_infer_request()
-        # What the request calls must not hold it: it would hold itself and its model's memory for ever, in a circle that
-        # goes through C++, where the garbage collector sees nothing.
+        # What the request calls must not hold it: it would hold itself and its model's memory for ever, in a circle
+        # that goes through C++, where the garbage collector sees nothing.
         finished = weakref.WeakMethod(self._finished)
 
         def done(_: None) -> None:
