@@ -220,12 +220,11 @@ class TeiEngine:
         if "html" in answer.content_type:
             raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
         if name == "embedding":
-            rows = await answers.vectors(body, count, where)
+            rows, asked = await answers.vectors(body, count, where), params.get("dimensions")
+            if self.dimension is not None and rows.shape[1] != asked:
+                self._check_width(rows.shape[1], self.dimension)
             # Servers before 1.8 do not read `dimensions`, and newer ones normalise what they cut.
-            rows = cut(rows, params.get("dimensions"), normalize=params.get("normalize") is not False)
-            if self.dimension is not None:
-                self._check_width(rows.shape[1], min(params.get("dimensions") or self.dimension, self.dimension))
-            return rows
+            return cut(rows, asked, normalize=params.get("normalize") is not False)
         if name == "tokens":
             matrices = await answers.token_vectors(body, count, where)
             # Not the model's dimension: layers after pooling change that alone.

@@ -284,6 +284,17 @@ class TestWidth:
         await until(engine.ready)
         assert door.asked == 1
 
+    async def test_cutting_hides_no_other_model(self) -> None:
+        """A server that does not read `dimensions` gives whole vectors: of the model's width, or it is another one."""
+        async with FakeTei(Script(era="1.8")) as server:
+            engine = await engine_of(server)
+            engine.dimension = 16
+            assert (await ask(engine, ["a"], dimensions=4)).shape == (1, 4)
+            server.change(dimension=24)
+            with pytest.raises(EngineFailed, match="vectors of 24 numbers instead of 16"):
+                await ask(engine, ["a"], dimensions=4)
+            await close(engine)
+
     async def test_token_vectors_keep_their_width(self, server: FakeTei, engine: TeiEngine) -> None:
         """Which need not be the model's dimension; who is admitted anew may have another."""
         engine.dimension = 8
