@@ -70,14 +70,15 @@ def test_threads_that_ask_at_once_share_its_batches(home: str) -> None:
 def test_rows_on_disk_outlive_the_process(home: str) -> None:
     """A second process answers from what the first one wrote, to the bit."""
     program = (
-        "import shoal, sys\n"
+        "import shoal, sys, time\n"
         "with shoal.open(cache_disk_mb=4, home=sys.argv[1], offline=True) as s:\n"
+        "    time.sleep(float(sys.argv[2]))\n"
         "    found = s.embed(['a', 'b'], outputs=['dense'])\n"
         "    print(found.facts.cached, found.vectors.tobytes().hex())\n"
     )
     told = []
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", program, home], capture_output=True, check=True)
+    for patience in ("0", "3"):  # where rows are on disk is read in the background
+        run = subprocess.run([sys.executable, "-c", program, home, patience], capture_output=True, check=True)
         told.append(run.stdout.split())
     (none, first), (all_of_them, second) = told
     assert (int(none), int(all_of_them)) == (0, 2)
