@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,25 +189,20 @@ class Opening:
     async def _open_upstream(self, plan: Plan, settings: Settings, report: Report) -> Runner:
         from shoal.llm.upstream import Wanted, open_upstream
 
-        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-            return self._lane(plan.name, settings, pipeline, engines, facts)
-
+        table = self.table(plan.name)
         wanted = Wanted(
             name=plan.name,
             source=plan.source,
             addresses=payload_of(plan).served.addresses,
             settings=settings,
-            table=self.table(plan.name),
-            passes=frozenset(self.table(plan.name).passes),
+            table=table,
+            passes=frozenset(table.passes),
         )
-        return await open_upstream(wanted, lane, report)
+        return await open_upstream(wanted, partial(self._lane, plan.name, settings), report)
 
     async def _open_tei(self, plan: Plan, settings: Settings, report: Report) -> Runner:
         from shoal.tei import Wanted, open_tei
 
-        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-            return self._lane(plan.name, settings, pipeline, engines, facts)
-
         wanted = Wanted(
             name=plan.name,
             source=plan.source,
@@ -214,7 +210,7 @@ class Opening:
             settings=settings,
             table=self.table(plan.name),
         )
-        return await open_tei(wanted, lane, report)
+        return await open_tei(wanted, partial(self._lane, plan.name, settings), report)
 
     async def _open_local(self, plan: Plan, settings: Settings, report: Report) -> Runner:
         addresses = payload_of(plan).served.addresses
@@ -299,15 +295,12 @@ class Opening:
     async def _open_wanted(self, wanted: Wanted, report: Report) -> Runner:
         name, settings = wanted.name, wanted.settings
 
-        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-            return self._lane(name, settings, pipeline, engines, facts)
-
         def talk(pipeline: ChatPipeline, generators: Sequence[TextGenerator], facts: ModelFacts) -> GenerationRunner:
             return self._talker(name, settings, pipeline, generators, facts)
 
         from shoal.triton.models import open_triton
 
-        return await open_triton(wanted, lane, talk, report)
+        return await open_triton(wanted, partial(self._lane, name, settings), talk, report)
 
     @property
     def _connections(self) -> Tritons:

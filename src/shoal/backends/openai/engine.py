@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from shoal.backends._http_client import Client
+from shoal.backends._items import items_of
 from shoal.backends._presence import Presence
 from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
 from shoal.backends._width import check_width, cut
@@ -114,7 +115,7 @@ class UpstreamEngine:
         if unknown := set(outputs) - set(self._facts.outputs):
             raise InternalError(f"{self._facts.name} has no output {unknown.pop()!r}")
         with self._presence.calling():
-            values, tokens = await self._answered(_items(inputs), params, deadline)
+            values, tokens = await self._answered(items_of(inputs), params, deadline)
         found: dict[str, Array] = {self._facts.outputs[0]: values, "token_count": tokens[:, None]}
         return {name: found[name] for name in outputs}
 
@@ -196,14 +197,6 @@ def batch_limit(words: str) -> int | None:
     words = words.lower()
     match = next(filter(None, (pattern.search(words) for pattern in _LIMITS)), None)
     return (int(match[1]) or None) if match is not None else None
-
-
-def _items(inputs: Tensors) -> list[Any]:
-    """The rows of a batch: texts, lists of ids, or pairs of texts."""
-    texts: list[Any] = inputs["text"].tolist()
-    if "pair" not in inputs:
-        return texts
-    return [text if pair is None else (text, pair) for text, pair in zip(texts, inputs["pair"].tolist(), strict=True)]
 
 
 def _counts(total: int, items: Sequence[Any]) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal.backends._http_answer import Answer, said
 from shoal.backends._http_client import Client
+from shoal.backends._items import items_of
 from shoal.backends._presence import Presence
 from shoal.backends._room import Room
 from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
@@ -132,7 +133,7 @@ class TeiEngine:
         with self._presence.calling():
             self._running += 1
             try:
-                return await self._answered(_items(inputs), outputs, params, deadline)
+                return await self._answered(items_of(inputs), outputs, params, deadline)
             finally:
                 self._running -= 1
 
@@ -278,14 +279,6 @@ class TeiEngine:
             pass
         except ConfigError as error:
             self._presence.lost(error)
-
-
-def _items(inputs: Tensors) -> list[Any]:
-    """The rows of a batch: texts, lists of ids, or pairs of texts."""
-    texts: list[Any] = inputs["text"].tolist()
-    if "pair" not in inputs:
-        return texts
-    return [text if pair is None else (text, pair) for text, pair in zip(texts, inputs["pair"].tolist(), strict=True)]
 
 
 def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
