@@ -425,14 +425,18 @@ class Lane:
         if not items:
             return
         # What counts is how many ran together: the culprit may be one whose caller has left meanwhile.
-        ready, shared = run.replica.engine.ready(), run.turn.shared
-        step = next_step(error, len(run.items), run.trial, replica_ready=ready, shared=shared)
+        ready, shared, merges = run.replica.engine.ready(), run.turn.shared, run.replica.facts.merges
+        step = next_step(error, len(run.items), run.trial, replica_ready=ready, shared=shared, merges=merges)
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
+        waiting = len(self._parts)
         self._apply(step, items, run.trial, error)
+        if merges and step in ("apart", "halve"):
+            # The parts are next; beside others, the culprit among them would be those others' ruin.
+            run.replica.suspect(len(self._parts) - waiting)
         self._wake()
 
     def _apply(self, step: Step, items: list[Item], trial: Trial, error: ShoalError) -> None:
-        if step == "again":
+        if step in ("again", "apart"):
             # It was this batch's turn, and halving that had begun goes on: neither is to be decided anew.
             self._parts.appendleft(_Part(items, trial))
             return

@@ -18,7 +18,7 @@ from shoal.errors import (
     TransportFailed,
 )
 
-Step = Literal["again", "fail", "halve", "singles", "retry"]
+Step = Literal["again", "apart", "fail", "halve", "singles", "retry"]
 
 MAX_ATTEMPTS = 2
 """Tries of an item over transport faults: more would only multiply load on a fleet that is already in trouble."""
@@ -35,15 +35,19 @@ class Trial:
         return cls(2 * ceil(log2(items)) + 2 if items > 1 else 0)
 
 
-def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: bool, shared: bool = False) -> Step:
+def next_step(
+    error: ShoalError, items: int, trial: Trial, *, replica_ready: bool, shared: bool = False, merges: bool = False
+) -> Step:
     """The step after `items` items failed together with `error`.
 
     Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
     python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly.
     Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and whatever a
     replica says while it goes down, are retried, each item up to MAX_ATTEMPTS. A replica that was too busy to take the
-    batch has not tried it: it runs again as it is, until its items' deadlines. What killed a replica's process is not
-    tried again once it is known: that is when it ran alone, on a replica that it `shared` with no other batch.
+    batch has not tried it: it runs again as it is, until its items' deadlines. A replica that `merges` may have failed
+    for another batch of those in flight, so the batch is tried apart from them before it is judged. What killed a
+    replica's process is not tried again once it is known: that is when it ran alone, on a replica that it `shared` with
+    no other batch.
     """
     if isinstance(error, Overloaded):
         return "again"
@@ -51,6 +55,8 @@ def next_step(error: ShoalError, items: int, trial: Trial, *, replica_ready: boo
         return "fail" if items == 1 and not shared else "singles"
     if isinstance(error, TransportFailed) or (isinstance(error, EngineFailed) and not replica_ready):
         return "retry"
+    if isinstance(error, EngineFailed) and merges and shared:
+        return "apart"
     if isinstance(error, DeadlineExceeded) or not isinstance(error, BackendError) or items == 1:
         return "fail"
     if isinstance(error, OutOfMemory):

@@ -57,7 +57,8 @@ class EngineFacts:
     `max_batch_tokens`: padded tokens a batch (None: no limit of its own). `padded`: True when a batch costs its longest
     item times its items, False when it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes
     that a batch is padded up to so that compiled kernels are met again; empty: any size is as good. A length above the
-    last bucket is used as it is.
+    last bucket is used as it is. `merges`: it computes batches in flight at once as one, so an error of one may be
+    another's fault.
     """
 
     name: str
@@ -70,6 +71,7 @@ class EngineFacts:
     padded: bool = True
     length_buckets: tuple[int, ...] = ()
     size_buckets: tuple[int, ...] = ()
+    merges: bool = False
     precision: str = "f32"
     cost: CostModel = field(default_factory=CostModel)
     details: Mapping[str, Any] = field(default_factory=dict)

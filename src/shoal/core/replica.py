@@ -20,11 +20,13 @@ BUSY_PAUSE_S = 0.1
 @dataclass(slots=True, eq=False)
 class Turn:
     """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
-    before it ended. `shared`: another batch was in flight beside it for a while."""
+    before it ended. `shared`: another batch was in flight beside it for a while. `suspect`: it has the replica for
+    itself, since one of the batches of now is somebody's ruin."""
 
     began: float
     waits: bool
     shared: bool = False
+    suspect: bool = False
 
 
 class Replica:
@@ -83,7 +85,7 @@ class Replica:
 
     def start(self, now: float) -> Turn:
         """A batch goes there; `end` gives its slot back."""
-        turn = Turn(now, waits=self.running >= self._cores, shared=self.running > 0)
+        turn = Turn(now, waits=self.running >= self._cores, shared=self.running > 0, suspect=self._suspects > 0)
         for other in self._turns:
             other.shared = True
         self._turns.append(turn)
@@ -91,6 +93,8 @@ class Replica:
 
     def end(self, turn: Turn, now: float) -> None:
         self._turns.remove(turn)
+        if turn.suspect:
+            self._suspects -= 1
         for each in islice(self._turns, self._cores):
             if each.waits:
                 each.began, each.waits = now, False
@@ -102,12 +106,15 @@ class Replica:
         self._cost.observe(tokens, seconds)
         self._facts = None
         self._pause = FIRST_PAUSE_S
-        self._suspects = max(0, self._suspects - 1)
 
     def crashed(self, items: int) -> None:
-        """Its process died of one of so many items, or beside them: until as many batches came back, each has it for
-        itself, so that the next death has one culprit."""
+        """Its process died of one of so many items, or beside them: the next batches, as many, have it for themselves,
+        so that the next death has one culprit."""
         self._suspects = max(self._suspects, items)
+
+    def suspect(self, batches: int) -> None:
+        """So many batches are to run now, each with the replica for itself."""
+        self._suspects += batches
 
     @property
     def _slots(self) -> int:

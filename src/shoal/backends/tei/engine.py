@@ -155,6 +155,7 @@ class TeiEngine:
             max_batch_size=min(most, self._refused or most),
             max_batch_tokens=info.max_batch_tokens,
             padded=False,
+            merges=True,
             precision=info.dtype,
             cost=COST,
             details={

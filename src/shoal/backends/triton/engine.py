@@ -243,6 +243,7 @@ def facts_of(name: str, embedder: Embedder) -> EngineFacts:
         max_batch_size=(embedder.max_batch_size or ANY_BATCH) if embedder.masked else 1,
         length_buckets=(embedder.length,) if embedder.length else (),
         padded=embedder.style == "tokens",
+        merges=True,
         precision=embedder.precision,
         details={"instances": embedder.instances, "version": embedder.version},
     )
