@@ -33,7 +33,8 @@ from the first request to the last answer. `ideal_s`: the calls that are needed 
 the rest goes: `cpu_s` is processor time of the three processes meanwhile; `start_s`: from the first request to the
 first call at the server; `gaps_s`: what calls waited for each other beyond that. `poisoned`: one of the texts makes the
 server fail its whole call. `lone`: single requests one after the other to an idle Shoal and, taking turns, straight to
-the server. Medians over rounds.
+the server and through bench/bare_proxy.py, which does nothing but pass a request on, with the same libraries: what it
+adds is the machine's price of one more process in the way. Medians over rounds.
 """
 TOKENS = 16
 DELAY_S = 0.02
@@ -64,17 +65,25 @@ class Upstream:
 
 @contextmanager
 def upstream() -> Iterator[Upstream]:
-    port = free_port()
-    command = [sys.executable, "-m", "tests.fakes.tei", "--port", str(port), "--dimension", "384"]
     settings = ["--delay-ms", str(DELAY_S * 1000), "--max-client-batch-size", str(MOST), "--model-id", "bench/model"]
-    process = subprocess.Popen([*command, *settings], cwd=HERE.parent, stdout=subprocess.DEVNULL)
+    with _listening("-m", "tests.fakes.tei", "--dimension", "384", *settings) as (process, port):
+        yield Upstream(process, port)
+
+
+@contextmanager
+def _listening(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A Python process that takes `--port`, once it listens there."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, *command, "--port", str(port)], cwd=HERE.parent, stdout=subprocess.DEVNULL
+    )
     try:
         for _ in range(500):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.02)
-        yield Upstream(process, port)
+        yield process, port
     finally:
         process.terminate()
         process.wait()
@@ -125,11 +134,11 @@ async def measured(
     }
 
 
-async def lone(behind: Upstream, server: Server, count: int) -> dict[str, float]:
-    """Milliseconds of a single request on an idle server, through Shoal and without it, taking turns."""
-    pools = {"shoal": Pool(Target(server.url), 1), "direct": Pool(Target(behind.url), 1)}
+async def lone(urls: dict[str, str], count: int) -> dict[str, float]:
+    """Milliseconds of a single request on an idle server, at each of these addresses, taking turns."""
+    pools = {name: Pool(Target(url), 1) for name, url in urls.items()}
     took: dict[str, list[float]] = {name: [] for name in pools}
-    asked = {name: requests(server.url if name == "shoal" else behind.url, count) for name in pools}
+    asked = {name: requests(url, count) for name, url in urls.items()}
     for pool in pools.values():
         await pool.open()
     for number in range(count):
@@ -142,7 +151,8 @@ async def lone(behind: Upstream, server: Server, count: int) -> dict[str, float]
     for pool in pools.values():
         pool.close()
     found = {f"{name}_ms": median(values) for name, values in took.items()}
-    return {**found, "added_ms": found["shoal_ms"] - found["direct_ms"]}
+    added = {f"{name}_adds_ms": found[f"{name}_ms"] - found["direct_ms"] for name in urls if name != "direct"}
+    return {**found, **added}
 
 
 def main() -> None:
@@ -162,8 +172,9 @@ def main() -> None:
             rounds = [asyncio.run(measured(behind, server, count, count)) for _ in range(arguments.rounds)]
         with phase("one of them poisoned"):
             poisoned = asyncio.run(measured(behind, server, count, count, poisoned=True))
-        with phase("alone"):
-            alone = asyncio.run(lone(behind, server, arguments.lone))
+        with phase("alone"), _listening("bench/bare_proxy.py", behind.url) as (_, port):
+            urls = {"direct": behind.url, "shoal": server.url, "bare_proxy": f"http://127.0.0.1:{port}"}
+            alone = asyncio.run(lone(urls, arguments.lone))
     if any(one["errors"] for one in (each, first, *rounds)):
         raise RuntimeError("a run with errors measures nothing")
     joined = medians([{key: value for key, value in one.items() if key != "errors"} for one in rounds])

@@ -17,6 +17,7 @@ from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
 from shoal.errors import ConfigError, SetupError, ShoalError
+from shoal.garbage import settled
 from shoal.loader import ModelLoader
 from shoal.models.address import OFFERING_SCHEMES, TRITON_SCHEMES, Address, Served, parse_served
 from shoal.models.progress import Progress
@@ -80,6 +81,7 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         running = await stack.enter_async_context(open_models(loaded, served, progress))
         gateway, observer = running.gateway, running.observer
         await stack.enter_async_context(LoopLag(observer.lagged))
+        await stack.enter_async_context(settled(lambda: tuple(_states(gateway.registry))))
         asking = asyncio.create_task(_ask_backends(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancelled, asking)
         options = Options.of(loaded.settings, observer.render)

@@ -1,8 +1,10 @@
 """One HTTP/1.1 connection: uvicorn's own, without what lets a client hold it for nothing.
 
-Two things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets a
-server do: httptools skips the body of a request that carries one, and Java's HttpClient puts one (h2c) on every POST.
-And nobody waits without end: neither for the rest of a head, nor for a client that does not read its answer.
+Three things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets
+a server do: httptools skips the body of a request that carries one, and Java's HttpClient puts one (h2c) on every POST.
+And nobody waits without end: neither for the rest of a head, nor for a client that does not read its answer. And the
+head of an answer leaves together with its body: uvicorn writes them one after the other, each a system call that wakes
+the client.
 """
 
 from __future__ import annotations
@@ -132,6 +134,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._at = _At.BODY
         super().on_headers_complete()
+        self.cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -210,6 +213,38 @@ class Connection(HttpToolsProtocol):
         with contextlib.suppress(OSError, AttributeError):  # gone already, or a system or transport without the count
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
         return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
+
+
+class _Joining:
+    """Where a cycle writes its answer: the first piece waits for the second, or for the next turn of the loop."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._begun = False
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun, self._held = True, data
+            self._loop.call_soon(self._flush)
+        elif self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
 
 
 class _AfterOffer:

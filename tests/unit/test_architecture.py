@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "config": {"errors", "presets", "settings"},
     "server": {"errors", "http_protocol"},
     "http_protocol": set(),
+    "garbage": set(),
     "core": LEAVES,
     "pipelines": SEAMS,
     "backends": SEAMS | FETCHING | {"names"},

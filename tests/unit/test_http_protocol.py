@@ -47,6 +47,9 @@ class Clock:
         self.timers.append(timer)
         return timer
 
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(callback, *args)
+
     def create_task(self, work: Any, **options: Any) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(work, **options)
 
@@ -65,6 +68,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent = b""
+        self.writes: list[bytes] = []
         self.waiting = 0
         self.takes = True
         self.closed = False
@@ -72,7 +76,9 @@ class Wire:
         self.socket: socket.socket | None = None
 
     def write(self, data: bytes) -> None:
+        assert not self.closed
         self.sent += data
+        self.writes.append(data)
         if not self.takes:
             self.waiting += len(data)
 
@@ -107,6 +113,9 @@ class Client:
         self.answering = asyncio.Event()
         self.answering.set()
         self.reads_bodies = True
+        self.pieces = [b"ok"]
+        self.between = asyncio.Event()
+        self.between.set()
         self.clock, self.wire = Clock(), Wire()
         state = ServerState()
         config = uvicorn.Config(self, http=Connection, timeout_keep_alive=75, access_log=False)
@@ -125,7 +134,9 @@ class Client:
         self.asked.append((scope["method"], scope["path"], body))
         await self.answering.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        for left, piece in enumerate(self.pieces, 1 - len(self.pieces)):
+            await self.between.wait()
+            await send({"type": "http.response.body", "body": piece, "more_body": left < 0})
 
     async def send(self, *pieces: bytes) -> None:
         for piece in pieces:
@@ -221,6 +232,30 @@ class TestOffers:
         """400 and the end, also after an offer."""
         await client.send(post("/a", b"x", offer=True) + b"\x16\x03\x01 nonsense\r\n\r\n")
         assert b"HTTP/1.1 400" in client.wire.sent
+        assert client.wire.is_closing()
+
+
+class TestAnswers:
+    async def test_head_and_body_leave_together(self, client: Client) -> None:
+        """In one write: each would wake the client."""
+        await client.send(GET)
+        assert len(client.wire.writes) == 1
+        assert client.wire.writes[0].startswith(b"HTTP/1.1 200")
+        assert client.wire.writes[0].endswith(b"\r\n\r\nok")
+
+    async def test_a_head_waits_for_no_body(self, client: Client) -> None:
+        """Of a stream whose first piece takes its time, the head leaves at once, and each piece as it comes."""
+        client.pieces = [b"o", b"k"]
+        client.between.clear()
+        await client.send(GET)
+        assert [each[:12] for each in client.wire.writes] == [b"HTTP/1.1 200"]
+        client.between.set()
+        await client.turn()
+        assert client.wire.writes[1:] == [b"o", b"k"]
+
+    async def test_an_answer_that_ends_the_connection_is_whole(self, client: Client) -> None:
+        await client.send(b"GET /first HTTP/1.0\r\nhost: a\r\n\r\n")
+        assert client.wire.writes[0].endswith(b"ok")
         assert client.wire.is_closing()
 
 

@@ -145,6 +145,10 @@ class FakePipeline:
         self._dimension = script.dimension
         self._labels = script.labels
 
+    @property
+    def light(self) -> bool:
+        return False
+
     def check(self, task: Batched) -> None:
         most = self._dimension
         if isinstance(task, Embed) and task.dimensions is not None and not 1 <= task.dimensions <= most:

@@ -44,7 +44,8 @@ _batch_ids = count(1)
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One batch on one replica."""
+    """One batch on one replica. Of an engine call that came back: the `padded` tokens that it computed, its `seconds`,
+    and those of them that it did not wait behind another."""
 
     id: int
     items: list[Item]
@@ -54,6 +55,9 @@ class _Run:
     started: float
     turn: Turn
     task: asyncio.Task[None] | None = None
+    padded: int = 0
+    seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -330,6 +334,8 @@ class Lane:
         error: ShoalError
         try:
             self._deliver(run, await self._infer(run))
+            # Behind those who wait for a row: what is learned and counted is nothing that they need.
+            asyncio.get_running_loop().call_soon(self._learn, run)
             return
         except asyncio.CancelledError:
             return
@@ -349,19 +355,20 @@ class Lane:
         inputs = self.pipeline.collate(prepared, facts)
         started = self._clock()
         outputs = await engine.infer(inputs, wanted, prepared[0].params, max(item.deadline for item in run.items))
-        seconds = self._clock() - started
+        run.seconds = self._clock() - started
+        run.own_seconds = started + run.seconds - max(started, run.turn.began)
+        run.padded = (
+            max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
+        )
         # The slot's next batch leaves before this one's answers are written: writing them is work for the event loop,
         # and the engine would idle meanwhile.
         self._release(run)
         self._pump()
-        padded = max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
-        run.replica.finished(padded, started + seconds - max(started, run.turn.began))
         finishing = self._clock()
         rows = self._finished(outputs, prepared)
         self._observer.inferred(self.options.model, "finish", self._clock() - finishing)
         if len(rows) != len(prepared):
             raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
-        self._report(run, padded, seconds, None)
         return rows
 
     def _finished(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | Counted | ShoalError]:
@@ -381,6 +388,10 @@ class Lane:
             except Exception as failure:  # as above
                 rows.append(InternalError(f"making the answer failed: {failure!r}"))
         return rows
+
+    def _learn(self, run: _Run) -> None:
+        run.replica.finished(run.padded, run.own_seconds)
+        self._report(run, run.padded, run.seconds, None)
 
     def _report(self, run: _Run, padded: int, seconds: float, error: str | None) -> None:
         self._observer.batched(

@@ -4,7 +4,8 @@ Measured reasons for the numbers: a hop to a thread costs about 110 us and token
 jobs run inline; a large job holds the interpreter between its parts, so jobs are cut at `JOB_ITEMS`; a bulk request is
 prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one. One
 text cannot be cut: those that alone are more than a job (`JOB_TOKENS`) leave a thread to the others, and a short text
-waits for no thread at all.
+waits for no thread at all. What a pipeline prepares in microseconds (`light`) needs none of this: a job a tick, on the
+loop.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Intake:
         self._deliver = deliver
         self._waiting: dict[TrafficClass, deque[Pending]] = {"interactive": deque(), "bulk": deque()}
         self._large: deque[Pending] = deque()
-        self._fresh: list[Pending] = []
+        self._fresh: deque[Pending] = deque()
         self._jobs = 0
         self._large_jobs = 0
         self._scheduled = False
 
     def add(self, pending: Pending) -> None:
         self._put(pending)
-        if pending.traffic == "interactive":
+        if pending.traffic == "interactive" and not self._pipeline.light:
             self._fresh.append(pending)
         self._schedule()
 
@@ -67,11 +68,16 @@ class Intake:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, pending: Pending) -> None:
-        large = _next(pending) > JOB_TOKENS
+        large = _next(pending) > JOB_TOKENS and not self._pipeline.light
         (self._large if large else self._waiting[pending.traffic]).append(pending)
 
     def _tick(self) -> None:
         self._scheduled = False
+        if self._pipeline.light:
+            if job := self._collect(inf):
+                self._finish(job, self._prepare(job))
+                self._schedule()
+            return
         inline = INLINE_TOKENS
         threads = self._threads.count
         while self._large and self._jobs < threads and self._large_jobs < max(1, threads - 1):
@@ -81,7 +87,7 @@ class Intake:
                 self._send(job, large=True)
                 self._put_back(pending)
         while self._jobs < threads:
-            job = self._collect()
+            job = self._collect(JOB_TOKENS)
             if not job:
                 self._fresh.clear()
                 return
@@ -95,12 +101,16 @@ class Intake:
     def _short(self, inline: int) -> None:
         """While all threads are busy: prepare what is new and short here."""
         job: list[tuple[Pending, int]] = []
-        for pending in self._fresh:
-            if not pending.done:
-                piece = _take(pending, JOB_ITEMS - len(job), inline)
-                inline -= _tokens(piece)
-                job += piece
-        self._fresh = [each for each in self._fresh if _unfinished(each) and _next(each) <= INLINE_TOKENS]
+        while self._fresh and len(job) < JOB_ITEMS:
+            pending = self._fresh[0]
+            if not _unfinished(pending) or _next(pending) > INLINE_TOKENS:
+                self._fresh.popleft()
+                continue
+            piece = _take(pending, JOB_ITEMS - len(job), inline)
+            if not piece:
+                break  # it is for the next tick
+            inline -= _tokens(piece)
+            job += piece
         if self._fresh:
             self._schedule()
         if job:
@@ -111,10 +121,9 @@ class Intake:
         future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
         future.add_done_callback(partial(self._finish_job, job, large))
 
-    def _collect(self) -> list[tuple[Pending, int]]:
-        """The next items, interactive requests first, then a piece of each bulk request in turn."""
+    def _collect(self, left: float) -> list[tuple[Pending, int]]:
+        """The next items, of so many tokens, interactive requests first, then a piece of each bulk request in turn."""
         job: list[tuple[Pending, int]] = []
-        left = JOB_TOKENS
         for queue in self._waiting.values():
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:

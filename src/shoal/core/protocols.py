@@ -167,8 +167,12 @@ class Pipeline(Protocol):
     - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
       its result row (alone or as Counted), or the ShoalError for that item alone (NotFinite).
 
-    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name.
+    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name. `light`:
+    `prepare` takes microseconds an item and holds the interpreter all the while, so that a thread would gain nothing.
     """
+
+    @property
+    def light(self) -> bool: ...
 
     def check(self, task: Batched) -> None: ...
 

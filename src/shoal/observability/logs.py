@@ -46,7 +46,7 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICA
 class Logs:
     """Logging as `configure` set it up; leaving it, or `close`, writes what is pending and puts the loggers back."""
 
-    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, bool]) -> None:
+    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, Any]) -> None:
         self._writer: _Writer | None = writer
         self._before = before
         self._records = records
@@ -111,9 +111,10 @@ def configure(
         logger.setLevel(levels[name])
         logger.propagate = True
     # a record need not look up what no format shows (the documented way to make logging cheaper)
-    records = {name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing")}
-    for name in records:
-        setattr(logging, name, False)
+    unwanted = {"logThreads": False, "logProcesses": False, "logMultiprocessing": False, "_srcfile": None}
+    records = {name: getattr(logging, name) for name in unwanted}
+    for name, nothing in unwanted.items():
+        setattr(logging, name, nothing)
     return Logs(writer, before, records)
 
 

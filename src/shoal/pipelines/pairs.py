@@ -49,6 +49,10 @@ class PairPipeline:
         self._typed = TYPES in spec.inputs
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
+    @property
+    def light(self) -> bool:
+        return False
+
     def check(self, task: Batched) -> None:
         """Raises InvalidValue for a limit of documents that is none."""
         check_document_limit(task)

@@ -66,6 +66,10 @@ class StringPairPipeline:
         if tokenizer is not None:
             self._pairs = PairTokenizer(tokenizer, "tokenizer.json", self._cutting.counted)
 
+    @property
+    def light(self) -> bool:
+        return self.tokenizer is None
+
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (max_tokens_per_doc) and Unsupported (raw_scores, max_tokens_per_doc, truncate,
         truncation_direction)."""

@@ -105,6 +105,10 @@ class StringPipeline:
         }
         self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
 
+    @property
+    def light(self) -> bool:
+        return self.tokenizer is None
+
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
         truncation_direction, a kind of vectors)."""

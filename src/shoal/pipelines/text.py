@@ -79,6 +79,10 @@ class TextPipeline:
         self._normalize = normalize
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
+    @property
+    def light(self) -> bool:
+        return False
+
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
         assert isinstance(task, Embed)

@@ -48,6 +48,10 @@ class _Averaged:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
+    @property
+    def light(self) -> bool:
+        return self._pipeline.light
+
     def check(self, task: Batched) -> None:
         self._pipeline.check(task)
 

@@ -103,7 +103,7 @@ def test_wrong_number_of_rows_is_the_engines_failure(
         assert all(report.error for report in reports.batches)
         assert len(reports.batches) == len(engine(lane).batches)
         assert right(await lane.run(embed("a"), context()), ["a"])
-        assert reports.batches[-1].error is None
+        await until(lambda: reports.batches[-1].error is None)
         assert idle(lane)
 
     virtual(main)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -268,6 +268,50 @@ async def test_bulk_is_prepared_only_so_far_ahead() -> None:
         assert len(desk.delivered) - moved <= AHEAD
         assert len(desk.delivered) == 1000 or len(desk.delivered) - moved > AHEAD // 2 - 1
     assert [index for _, index, _ in desk.delivered] == list(range(1000))
+
+
+class Light(Jobs):
+    @property
+    def light(self) -> bool:
+        return True
+
+
+async def test_light_work_needs_no_thread() -> None:
+    """However long the texts and however many: on the loop, a bounded job a tick, the interactive ones first."""
+    desk = Desk(pipeline=Light())
+    desk.add(*bulk("b", 100))
+    desk.add("x" * (5 * JOB_TOKENS))
+    for number in range(JOB_ITEMS + 10):
+        desk.add(f"{number}")
+    await until(lambda: len(desk.jobs) == 1)
+    assert len(desk.delivered) == JOB_ITEMS
+    assert desk.jobs[0][1:] == [*map(str, range(JOB_ITEMS - 1))]
+    await until(lambda: len(desk.delivered) == JOB_ITEMS + 10 + 1 + 100)
+    assert [len(job) for job in desk.jobs] == [JOB_ITEMS, JOB_ITEMS, 175 - 2 * JOB_ITEMS]
+    assert not desk.gate.held
+    await until(lambda: not desk.intake._scheduled)
+
+
+async def test_short_work_beside_busy_threads_is_looked_at_once() -> None:
+    """A thousand requests that wait for their turn do not make each tick longer."""
+    desk = Desk(count=1)
+    desk.add(LONG)
+    await until(lambda: bool(desk.gate.held))
+    pendings = [desk.add(f"{number} " + "word " * 40) for number in range(300)]
+    looked = 0
+
+    class Watched(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(index)
+
+    for pending in pendings:
+        pending.estimates = Watched(pending.estimates)
+    await until(lambda: len(desk.delivered) == 300)
+    assert looked < 300 * 10
+    desk.gate.held.pop().cancel()
+    await until(lambda: not desk.intake._scheduled)
 
 
 async def test_requests_that_are_over_are_not_prepared() -> None:

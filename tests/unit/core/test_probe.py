@@ -32,6 +32,7 @@ class Scripted:
     def __init__(self, rows: Array, *, most: int = 64) -> None:
         self.rows = rows
         self.facts = EngineFacts(name="probed", inputs=("at",), outputs=("row",), max_batch_size=most)
+        self.light = True
         self.sizes: list[int] = []
         self.refuse: ShoalError | None = None
         self.bad: ShoalError | None = None
