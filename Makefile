@@ -13,8 +13,8 @@ TORCH := torch==2.13.0
 FRAMEWORKS := langchain-openai langchain-nvidia-ai-endpoints llama-index-llms-openai llama-index-llms-openai-like voyageai
 OLD_CLIENT := "openai<2"
 WORKERS := 3
-ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/triton \
-	tests/unit/test_api.py tests/unit/test_app_triton.py tests/unit/test_loader.py
+ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/tei_grpc \
+	tests/unit/triton tests/unit/test_api.py tests/unit/test_app_triton.py tests/unit/test_loader.py
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -32,7 +32,7 @@ help:
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
-	@echo "make proto        compile the gRPC messages after a change of protocol.proto"
+	@echo "make proto        compile the gRPC messages after a change of a .proto"
 	@echo "make setup, web   only install for development; only build the pages"
 	@echo "make clean        remove all that make made"
 
@@ -78,7 +78,7 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# After a change of src/shoal/backends/triton/protocol.proto.
+# After a change of src/shoal/backends/triton/protocol.proto or backends/tei/tei.proto.
 proto: setup
 	$(BIN)/python -m shoal.backends.triton.protocol_compile
 

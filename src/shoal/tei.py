@@ -16,7 +16,9 @@ import msgspec
 from shoal.backends._http_client import Client
 from shoal.backends.tei.codec import TeiCodec
 from shoal.backends.tei.engine import SLOTS, TeiEngine
-from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.http_link import HttpLink
+from shoal.backends.tei.info import Info
+from shoal.backends.tei.link import Link
 from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
 from shoal.core.probe import (
@@ -101,15 +103,15 @@ async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:
     server is there and the model cannot be served.
     """
     async with AsyncExitStack() as opened:
-        clients = []
+        links = []
         for address in wanted.addresses:
-            clients.append(client_of(address, wanted.settings))
-            opened.push_async_callback(clients[-1].aclose)
+            links.append(link_of(address, wanted.settings))
+            opened.push_async_callback(links[-1].aclose)
         counter = await asyncio.to_thread(counter_of, wanted.settings, wanted.table)
         for pause in _lasting():
-            number, info = await _first(wanted, clients, note)
+            number, info = await _first(wanted, links, note)
             try:
-                return await _Opening(wanted, clients, number, info, counter).model(lane, opened)
+                return await _Opening(wanted, links, number, info, counter).model(lane, opened)
             except (BackendError, CapacityError) as error:  # it went away, got busy, or failed before its first answer
                 note(f"waiting for {wanted.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
@@ -121,11 +123,11 @@ async def offered(address: Address, settings: Settings) -> dict[str, Served | st
 
     Raises TransportFailed, DeadlineExceeded and EngineFailed while it is not there, ConfigError for another server.
     """
-    client = client_of(address, settings)
+    link = link_of(address, settings)
     try:
-        info = info_of(await client.get("/info", time.monotonic() + ASK_S), client.base)
+        info = await link.info(time.monotonic() + ASK_S)
     finally:
-        await client.aclose()
+        await link.aclose()
     name = served_name(info.model_id or info.served_name)
     try:
         return {check_name(name): Served(name=name, addresses=(address,))}
@@ -133,25 +135,26 @@ async def offered(address: Address, settings: Settings) -> dict[str, Served | st
         return {info.model_id: f"{error.message}; give it a name: NAME={address}"}
 
 
-def client_of(address: Address, settings: Settings) -> Client:
+def link_of(address: Address, settings: Settings) -> Link:
     """The connection to a server. Raises ConfigError for a key that cannot be sent."""
-    return Client(
-        f"{address.scheme.removeprefix('tei+')}://{address.target}",
-        key=settings.upstream_api_key,
-        connect_timeout_s=settings.connect_timeout_s,
-    )
+    scheme, key, patience_s = address.scheme.removeprefix("tei+"), settings.upstream_api_key, settings.connect_timeout_s
+    if scheme in ("http", "https"):
+        return HttpLink(Client(f"{scheme}://{address.target}", key=key, connect_timeout_s=patience_s))
+    from shoal.backends.tei.grpc_link import GrpcLink
+
+    return GrpcLink(address.target, tls=scheme == "grpcs", key=key, connect_timeout_s=patience_s)
 
 
 def _lasting() -> Iterator[float]:
     return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
 
 
-async def _first(wanted: Wanted, clients: Sequence[Client], note: Note) -> tuple[int, Info]:
+async def _first(wanted: Wanted, links: Sequence[Link], note: Note) -> tuple[int, Info]:
     """The first server that says what it is, by its place, and what it says."""
     for pause in _lasting():
-        for number, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True)):
+        for number, (link, address) in enumerate(zip(links, wanted.addresses, strict=True)):
             try:
-                info = info_of(await client.get("/info", time.monotonic() + ASK_S), client.base)
+                info = await link.info(time.monotonic() + ASK_S)
             except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
                 note(f"waiting for {address}: {error.message}")
                 continue
@@ -174,10 +177,10 @@ class _Opening:
     """One try to open a model: `number` is the place of the server that answered, with `info`."""
 
     def __init__(
-        self, wanted: Wanted, clients: Sequence[Client], number: int, info: Info, counter: TextTokenizer | None
+        self, wanted: Wanted, links: Sequence[Link], number: int, info: Info, counter: TextTokenizer | None
     ) -> None:
         self.wanted = wanted
-        self.clients = clients
+        self.links = links
         self.number = number
         self.info = info
         self.counter = counter
@@ -191,7 +194,7 @@ class _Opening:
         wanted, number = self.wanted, self.number
         engines = [
             TeiEngine(
-                client,
+                link,
                 self.info,
                 f"{wanted.name}-{at}",
                 admit=self._admit,
@@ -199,7 +202,7 @@ class _Opening:
                 slots=wanted.settings.streams or SLOTS,
                 serving=at == number,
             )
-            for at, client in enumerate(self.clients)
+            for at, link in enumerate(self.links)
         ]
         async with AsyncExitStack() as opened:
             for engine in engines:
@@ -224,7 +227,7 @@ class _Opening:
         info, name = engine.info, engine.facts.name
         if (info.kind, info.labels) != (self.info.kind, self.info.labels):
             raise ConfigError(
-                f"{name} at {engine.client.base} is a model of another kind ({info.kind}) than its peers"
+                f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than its peers"
                 f" ({self.info.kind}), or has other labels: serve it under a name of its own, or load the model again"
             )
         probed = await self._probed(engine)

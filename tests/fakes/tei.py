@@ -65,6 +65,8 @@ class FakeTei:
         self.port = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.alone = False
+        """It has a process of its own, which it may end."""
         self._permits = 0
         self.most_permits = 0
         self._arrived = asyncio.Condition()
@@ -77,6 +79,10 @@ class FakeTei:
     @property
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"tei+http://{self.target}"
 
     def change(self, **changes: Any) -> None:
         self.script = replace(self.script, **changes)
@@ -241,7 +247,7 @@ class FakeTei:
         try:
             self._check_kind(call)
             items = [self._read(item, call.options) for item in call.inputs]
-            await self._work(call, request)
+            await self._work(call.inputs, request.transport)
             if overloaded:  # /predict and /rerank take permits one by one: those that have one run to the end
                 raise Refusal(429, "Overloaded", "Model is overloaded")
             return self._answered(call, items)
@@ -249,17 +255,18 @@ class FakeTei:
             self._permits -= taken
             self.in_flight -= 1
 
-    async def _work(self, call: Call, request: web.Request) -> None:
-        words = {word for item in call.inputs for word in _words(item)}
+    async def _work(self, inputs: list[Any], transport: Any) -> None:
+        """What takes time, or fails. `transport`: what `abort` breaks off."""
+        words = {word for item in inputs for word in _words(item)}
         await self.gate.wait()
         slow = self.script.slow_ms if "slow-item" in words else 0.0
         if seconds := (self.script.delay_ms + slow) / 1e3:
             await asyncio.sleep(seconds)
         if "die-item" in words:
-            if __name__ == "__main__":
+            if self.alone:
                 os._exit(1)
-            assert request.transport is not None
-            request.transport.abort()
+            assert transport is not None
+            transport.abort()
         if "poison-item" in words:
             raise Refusal(424, "Backend", "Backend error: the device said no")
 
@@ -383,7 +390,7 @@ class FakeTei:
             if "" in inputs:
                 raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
             prompted = [self._prompted(text, body.get("prompt_name")) for text in inputs]
-            return _answer([_tokenized(text, body.get("add_special_tokens", True)) for text in prompted])
+            return _answer([tokenized(text, body.get("add_special_tokens", True)) for text in prompted])
         except Refusal as refusal:
             return _refused(refusal)
 
@@ -445,7 +452,7 @@ def _words(item: Any) -> list[str]:
     return item.split() if isinstance(item, str) else []
 
 
-def _tokenized(text: str, special: bool) -> list[dict[str, Any]]:
+def tokenized(text: str, special: bool) -> list[dict[str, Any]]:
     """Words with their offsets in bytes."""
     told, at = [], 0
     for word in text.split():
@@ -471,17 +478,20 @@ def _refused(refusal: Refusal) -> web.Response:
     return _answer({"error": refusal.text, "error_type": refusal.kind}, refusal.status)
 
 
-async def _serve(script: Script, port: int) -> None:
-    server = FakeTei(script)
+async def serve(server: FakeTei, port: int) -> None:
+    """For ever, in a process of its own; prints the port."""
+    server.alone = True
     await server.start(port)
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=0)
+def arguments(description: str | None, *ports: str) -> tuple[Script, list[int]]:
+    """The script that the process was started with, and its ports, by their flags."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for port in ports:
+        parser.add_argument(f"--{port}", type=int, default=0)
     for one in fields(Script):
         flag, kind = "--" + one.name.replace("_", "-"), type(one.default)
         if kind is bool:
@@ -489,8 +499,13 @@ def main() -> None:
         else:
             parser.add_argument(flag, type=kind, default=one.default)
     given = vars(parser.parse_args())
-    port = given.pop("port")
-    asyncio.run(_serve(Script(**given), port))
+    numbers = [given.pop(port.replace("-", "_")) for port in ports]
+    return Script(**given), numbers
+
+
+def main() -> None:
+    script, (port,) = arguments(__doc__, "port")
+    asyncio.run(serve(FakeTei(script), port))
 
 
 if __name__ == "__main__":

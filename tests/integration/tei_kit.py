@@ -19,24 +19,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeProcess:
-    """The server; flags are the fields of its Script."""
+    """The server; flags are the fields of its Script. `grpc_port`: that of the gRPC build, beside the one for what it
+    was asked; 0 for the HTTP build."""
 
-    def __init__(self, port: int, flags: tuple[str, ...]) -> None:
+    def __init__(self, port: int, flags: tuple[str, ...], grpc_port: int = 0) -> None:
         self.port = port
         self.flags = flags
+        self.grpc_port = grpc_port
         self.process: subprocess.Popen[str] | None = None
 
     @property
     def target(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.grpc_port or self.port}"
 
     @property
     def address(self) -> str:
-        return f"tei+http://{self.target}"
+        return f"tei+{'grpc' if self.grpc_port else 'http'}://{self.target}"
 
     def start(self) -> None:
         """On the port of before; returns when it listens."""
-        command = [sys.executable, "-m", "tests.fakes.tei", "--port", str(self.port), *self.flags]
+        module = ["tests.fakes.tei_grpc", "--grpc-port", str(self.grpc_port)] if self.grpc_port else ["tests.fakes.tei"]
+        command = [sys.executable, "-m", *module, "--port", str(self.port), *self.flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment())
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == str(self.port)
@@ -68,8 +71,8 @@ class FakeProcess:
 
 
 @contextmanager
-def fake_process(*flags: str) -> Iterator[FakeProcess]:
-    made = FakeProcess(free_port(), flags)
+def fake_process(*flags: str, grpc: bool = False) -> Iterator[FakeProcess]:
+    made = FakeProcess(free_port(), flags, free_port() if grpc else 0)
     made.start()
     try:
         yield made

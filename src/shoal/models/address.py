@@ -5,6 +5,7 @@
     file:path                                a folder on this machine
     triton://host[:port][#model[@version]]   `tritons` with TLS
     tei+http://host[:port][/path][#model]    also tei+https
+    tei+grpc://host[:port][#model]           also tei+grpcs
     openai+http://host[:port][/path][#model] also openai+https
     fake[:key=value[:key=value...]][#model]  a scripted model, for trying things out
 
@@ -27,7 +28,7 @@ from shoal.names import RESERVED, RULE, is_name, is_part
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 TRITON_SCHEMES = ("triton", "tritons")
 OPENAI_SCHEMES = ("openai+http", "openai+https")
-TEI_SCHEMES = ("tei+http", "tei+https")
+TEI_SCHEMES = ("tei+http", "tei+https", "tei+grpc", "tei+grpcs")
 """Servers of one model each: their address needs no `#model`, and one that is given must be what the server says."""
 
 REMOTE_SCHEMES = (*TRITON_SCHEMES, *TEI_SCHEMES, *OPENAI_SCHEMES)
@@ -207,6 +208,12 @@ def _parse_http(scheme: str, text: str) -> Address:
     return Address(scheme=scheme, target=target, model=model)
 
 
+def _parse_grpc(scheme: str, text: str) -> Address:
+    if "/" in _split_url(scheme, text)[0]:
+        raise AddressError(f"{scheme}:{text}: gRPC has no path: write {scheme}://host:port")
+    return _parse_http(scheme, text)
+
+
 def _parse_fake(scheme: str, text: str) -> Address:
     settings, _, model = text.partition("#")
     options = []
@@ -262,6 +269,8 @@ _PARSERS: dict[str, Callable[[str, str], Address]] = {
     "tritons": _parse_triton,
     "tei+http": _parse_http,
     "tei+https": _parse_http,
+    "tei+grpc": _parse_grpc,
+    "tei+grpcs": _parse_grpc,
     "openai+http": _parse_http,
     "openai+https": _parse_http,
     "fake": _parse_fake,

@@ -53,8 +53,8 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
         given = fields.pop("settings", {})
         wanted = Wanted(
             name="m",
-            source=",".join(f"tei+http://{one.target}{tail}" for one in servers),
-            addresses=[parse_address(f"tei+http://{one.target}{tail}") for one in servers],
+            source=",".join(f"{one.address}{tail}" for one in servers),
+            addresses=[parse_address(f"{one.address}{tail}") for one in servers],
             settings=Settings(home=str(tmp_path), offline=True, connect_timeout_s=2.0, upstream_api_key=key, **given),
             table=ModelTable(**fields),
         )

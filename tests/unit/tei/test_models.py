@@ -19,7 +19,7 @@ from shoal.errors import (
 )
 from shoal.models.address import Served, parse_address, parse_served
 from shoal.settings import Settings
-from shoal.tei import client_of, offered
+from shoal.tei import link_of, offered
 from shoal.types import Classify, Rerank
 from tests.fakes.tei import FakeTei, Refusal
 from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens_of
@@ -282,7 +282,7 @@ class TestOffers:
             await offered(parse_address(f"tei+http://{server.target}"), Settings())
 
     async def test_connections(self) -> None:
-        client = client_of(parse_address("tei+https://host:8443/behind/a/proxy"), Settings())
+        client = link_of(parse_address("tei+https://host:8443/behind/a/proxy"), Settings())
         assert client.base == "https://host:8443/behind/a/proxy"
         await client.aclose()
 

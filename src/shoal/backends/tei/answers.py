@@ -10,8 +10,8 @@ of text. A large answer is decoded in pieces, since a decoder holds the interpre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,26 @@ class _Term(msgspec.Struct, gc=False):
 class _Prediction(msgspec.Struct, gc=False):
     label: str
     score: float | None
+
+
+class Weighed(Protocol):
+    """A term of a sparse vector, however it came."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def value(self) -> float | None: ...
+
+
+class Predicted(Protocol):
+    """A label's score, however it came."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def score(self) -> float | None: ...
 
 
 T = TypeVar("T")
@@ -64,7 +84,7 @@ async def sparse_vectors(body: bytes, count: int, where: str) -> Array:
     at = 0
     for piece in _pieces(body, _SPARSE, count, where):
         for terms in piece:
-            found[at] = _sparse(terms, where)
+            found[at] = sparse_of(terms, where)
             at += 1
         await _turn(len(body))
     return found
@@ -78,20 +98,27 @@ async def scores(body: bytes, count: int, labels: Sequence[str], where: str) -> 
     at = 0
     for piece in _pieces(body, _PREDICTIONS, count, where):
         for told in piece:
-            values = {places.get(each.label, 0 if len(labels) == 1 else -1): each.score for each in told}
-            values.pop(-1, None)
-            if len(told) != len(labels) or len(values) != len(labels):
-                raise EngineFailed(
-                    f"the server at {where} scored other labels than its /info names ({', '.join(labels[:10])})"
-                )
             with np.errstate(over="ignore"):
-                found[at] = [_number(values[place]) for place in range(len(labels))]
+                found[at] = ordered(told, places, where)
             at += 1
         await _turn(len(body))
     return found
 
 
-def _sparse(terms: Sequence[_Term], where: str) -> SparseVector:
+def ordered(told: Sequence[Predicted], places: Mapping[str, int], where: str) -> list[float]:
+    """The scores that a server gives to labels, at the places of these. Of one label the name is not looked at."""
+    count = len(places)
+    values = {places.get(each.label, 0 if count == 1 else -1): each.score for each in told}
+    values.pop(-1, None)
+    if len(told) != count or len(values) != count:
+        raise EngineFailed(
+            f"the server at {where} scored other labels than its model has ({', '.join([*places][:10])})"
+        )
+    return [_number(values[place]) for place in range(count)]
+
+
+def sparse_of(terms: Sequence[Weighed], where: str) -> SparseVector:
+    """A sparse vector of its terms, in whatever order they are told."""
     if any(not 0 <= term.index < 2**31 for term in terms):
         raise EngineFailed(f"the server at {where} answered a sparse vector with an index that is no token id")
     indices = np.array([term.index for term in terms], dtype=np.int32)

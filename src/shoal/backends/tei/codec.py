@@ -1,43 +1,23 @@
-"""The tokenizer of a text-embeddings-inference server, shown to clients: POST /tokenize and /decode."""
+"""The tokenizer of a text-embeddings-inference server, shown to clients."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from shoal.backends._http_answer import said
 from shoal.backends.tei.engine import TeiEngine
-from shoal.backends.tei.errors import engine_error
+from shoal.backends.tei.link import TokenWire
 from shoal.core.protocols import Token
-from shoal.errors import EngineFailed, InputRejected, InvalidValue, Unavailable
+from shoal.errors import InputRejected, InvalidValue, Unavailable
 from shoal.types import Array
 
 ASK_S = 30.0
 """For a call: tokenising has no deadline of its own."""
 
-INPUT_BYTES = 64 * 2**10
-"""Of an input's answer, whatever its size: a prompt of the server's own is told with it."""
-
-SIZE_BYTES = 256
-"""For a byte of text, or a token id: a token in words, with its name, its place and its escapes."""
-
-
-class TokenWire(msgspec.Struct, gc=False):
-    id: int
-    text: str
-    special: bool
-    start: int | None = None
-    stop: int | None = None
-
-
 T = TypeVar("T")
-
-_TOKENS = msgspec.json.Decoder(list[list[TokenWire]])
-_TEXTS = msgspec.json.Decoder(list[str])
 
 
 class TeiCodec:
@@ -53,50 +33,41 @@ class TeiCodec:
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
-        options = {"add_special_tokens": add_special_tokens} | ({"prompt_name": prompt_name} if prompt_name else {})
         found: list[list[Token]] = []
         for some in self._parts(texts):
-            body = msgspec.json.encode({"inputs": some, **options})
-            told: list[list[TokenWire]] = await self._asked("/tokenize", body, _TOKENS, len(some), "inputs")
+            link = self._engine().link
+            call = link.tokenize(
+                some, add_special_tokens=add_special_tokens, prompt_name=prompt_name, deadline=time.monotonic() + ASK_S
+            )
+            told = await _heard(call, "inputs")
             found += [tokens_of(text, row) for text, row in zip(some, told, strict=True)]
         return found
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         found: list[str] = []
         for some in self._parts(ids):
-            body = msgspec.json.encode({"ids": some, "skip_special_tokens": skip_special_tokens})
-            texts: list[str] = await self._asked("/decode", body, _TEXTS, len(some), "ids")
-            found += texts
+            link = self._engine().link
+            call = link.decode(some, skip_special_tokens=skip_special_tokens, deadline=time.monotonic() + ASK_S)
+            found += await _heard(call, "ids")
         return found
 
     def _parts(self, items: Sequence[T]) -> list[list[T]]:
         most = self._engine().info.max_client_batch_size
         return [list(items[at : at + most]) for at in range(0, len(items), most)]
 
-    async def _asked(
-        self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, param: str
-    ) -> list[T]:
-        client = self._engine().client
-        most = INPUT_BYTES * count + SIZE_BYTES * len(body)
-        answer = await client.post(path, body, time.monotonic() + ASK_S, most=most)
-        if answer.status != 200:
-            error = engine_error(answer, client.base)
-            if isinstance(error, InputRejected):
-                raise InvalidValue(f"the model's server refuses this{said(answer)}", param=param)
-            raise error
-        try:
-            told = decoder.decode(answer.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the server at {client.base} answered what are no tokens: {error}") from None
-        if len(told) != count:
-            raise EngineFailed(f"the server at {client.base} answered {len(told)} rows for {count} inputs")
-        return told
-
     def _engine(self) -> TeiEngine:
         found = next((engine for engine in self._engines if engine.ready()), None)
         if found is None:
             raise Unavailable("no server of the model is there now: try again soon", retry_after=1.0)
         return found
+
+
+async def _heard(call: Coroutine[Any, Any, T], param: str) -> T:
+    """What it answers. What the server refuses is the client's to correct here, and no batch's."""
+    try:
+        return await call
+    except InputRejected as error:
+        raise InvalidValue(error.message, param=param) from None
 
 
 def tokens_of(text: str, row: Sequence[TokenWire]) -> list[Token]:

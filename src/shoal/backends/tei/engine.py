@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from shoal.backends._http_answer import Answer, said
-from shoal.backends._http_client import Client
 from shoal.backends._items import items_of
 from shoal.backends._presence import Presence
-from shoal.backends._room import Room
-from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
 from shoal.backends._width import check_width, cut
-from shoal.backends.tei import answers
-from shoal.backends.tei.calls import ROUTES, body_of
-from shoal.backends.tei.errors import batch_limit, engine_error
-from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.info import Info
+from shoal.backends.tei.link import KeyRefused, Link, Shape, TakesFewer
 from shoal.core.protocols import CostModel, EngineFacts, Tensors
 from shoal.errors import (
     ConfigError,
@@ -28,7 +21,6 @@ from shoal.errors import (
     EngineFailed,
     InternalError,
     Overloaded,
-    TransportFailed,
 )
 from shoal.types import Array
 
@@ -41,7 +33,7 @@ COST = CostModel(0.005, 0.00001)
 """Until it is learned: a call over a network, and an accelerator."""
 
 LOOK_S = 5.0
-"""Between looks at a server that is well; a look is GET /health and GET /info."""
+"""Between looks at a server that is well; a look asks how it is, and what it says of itself."""
 
 LOOK_AGAIN_S = 1.0
 """Between looks at one that is not."""
@@ -49,10 +41,8 @@ LOOK_AGAIN_S = 1.0
 LOOK_TIMEOUT_S = 2.0
 
 ASK_EVERY = 1
-"""Looks at a server that is well, of which one asks the model itself: /info of a server that was started anew with
-other weights, or another prompt, reads as before."""
-
-TOKENS = "x-compute-tokens"
+"""Looks at a server that is well, of which one asks the model itself: what a server that was started anew with other
+weights, or another prompt, says of itself reads as before."""
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding", "tokens"),
@@ -66,13 +56,13 @@ Admit = Callable[["TeiEngine"], Awaitable[None]]
 
 
 class TeiEngine:
-    """Engine over the routes of TEI: "text", an object array [rows] of str or list[int], and for scores "pair", of str
+    """Engine over the calls of TEI: "text", an object array [rows] of str or list[int], and for scores "pair", of str
     or None where the text stands alone; to
 
-    - "embedding" float32 [rows, dimension] of POST /embed, "tokens" object [rows] of float32 [l, dimension] of
-      /embed_all, "sparse" object [rows] of SparseVector of /embed_sparse;
-    - "scores" float32 [rows, labels] of /predict, before activation, in the order of the info's labels;
-    - "token_count" int64 [rows, 1]: the server's count of the call, divided by the sizes of its inputs.
+    - "embedding" float32 [rows, dimension], "tokens" object [rows] of float32 [l, dimension], "sparse" object [rows] of
+      SparseVector;
+    - "scores" float32 [rows, labels], before activation, in the order of the info's labels;
+    - "token_count" int64 [rows, 1]: the server's count.
 
     `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent as
     they are. `info` is what the server says of itself, read again at each look; with `slots` calls in flight no more
@@ -86,7 +76,7 @@ class TeiEngine:
 
     def __init__(
         self,
-        client: Client,
+        link: Link,
         info: Info,
         name: str,
         *,
@@ -95,7 +85,7 @@ class TeiEngine:
         slots: int = SLOTS,
         serving: bool = False,
     ) -> None:
-        self.client = client
+        self.link = link
         self.info = info
         self.dimension: int | None = None
         self._name = name
@@ -103,6 +93,7 @@ class TeiEngine:
         self._slots = slots
         self._refused: int | None = None
         self._token_width: int | None = None
+        self._shape = Shape(info, None)
         self._running = 0
         self._looks = 0
         self._admit = admit
@@ -159,7 +150,7 @@ class TeiEngine:
             precision=info.dtype,
             cost=COST,
             details={
-                "server": self.client.base,
+                "server": self.link.base,
                 "version": info.version,
                 "max_client_batch_size": info.max_client_batch_size,
                 "max_concurrent_requests": info.max_concurrent_requests,
@@ -169,14 +160,14 @@ class TeiEngine:
     async def _answered(
         self, items: list[Any], outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        """The outputs, one route after the other: in flight are never more inputs than a batch has."""
+        """The outputs, one call after the other: in flight are never more inputs than a batch has."""
         names = [name for name in outputs if name != "token_count"] or [OUTPUTS[self.info.kind][0]]
         found: dict[str, Array] = {}
         counts: list[int] = []
         for name in names:
             parts, counts = await self._called(name, items, params, deadline)
             if name == "embedding" and len({part.shape[1] for part in parts}) > 1:  # while `dimension` is not known
-                raise EngineFailed(f"the server at {self.client.base} answered vectors of several lengths")
+                raise EngineFailed(f"the server at {self.link.base} answered vectors of several lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
         return {name: found[name] for name in outputs}
@@ -185,68 +176,47 @@ class TeiEngine:
         self, name: str, items: list[Any], params: Mapping[str, Any], deadline: float
     ) -> tuple[list[Array], list[int]]:
         """One output of any number of items, in calls of as many as the server takes, and the tokens of each item."""
-        route = ROUTES[name]
         parts: list[Array] = []
         counts: list[int] = []
         while len(counts) < len(items):
             some = items[len(counts) : len(counts) + self._facts.max_batch_size]
-            room = self._room(name, len(some))
-            answer = await self._asked(route, some, params, deadline, room.size)
-            if answer is None:
-                continue  # it takes fewer at once, and has told how many
-            room.check(answer.body, self.client.base)
-            parts.append(await self._read(name, answer, len(some), params))
-            counts += _counts(answer, some)
+            width, shape = self._token_width if name == "tokens" else self.dimension, self._shape
+            if shape.width != width or shape.info is not self.info:
+                shape = self._shape = Shape(self.info, width)
+            try:
+                rows, told = await self.link.rows(name, some, params, deadline, shape)
+            except TakesFewer as refused:
+                self._take(refused.limit)
+                continue
+            except KeyRefused as error:  # no batch can help: others may have a replica that takes the key
+                self._presence.lost(error)
+                raise
+            parts.append(self._checked(name, rows, params))
+            counts += told
         return parts, counts
 
-    async def _asked(
-        self, route: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, most: int
-    ) -> Answer | None:
-        """The answer to a call; None where the server has told that it takes smaller ones alone."""
-        answer = await self.client.post(route, body_of(route, items, params), deadline, most=most)
-        if answer.status == 200:
-            return answer
-        limit = batch_limit(answer)
-        if limit is not None and limit < len(items):
-            logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
-            self._refused = limit
-            self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
-            return None
-        error = engine_error(answer, self.client.base)
-        if answer.status in (401, 403):  # no batch can help: others may have a replica that takes the key
-            self._presence.lost(error)
-        raise error
+    def _take(self, limit: int) -> None:
+        """No more inputs in a call from now on."""
+        logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
+        self._refused = limit
+        self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
 
-    async def _read(self, name: str, answer: Answer, count: int, params: Mapping[str, Any]) -> Array:
-        body, where = answer.body, self.client.base
-        if "html" in answer.content_type:
-            raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
+    def _checked(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
+        """The rows, if they are of this model."""
         if name == "embedding":
-            rows, asked = await answers.vectors(body, count, where), params.get("dimensions")
+            asked = params.get("dimensions")
             if self.dimension is not None and rows.shape[1] != asked:
                 self._check_width(rows.shape[1], self.dimension)
             # Servers before 1.8 do not read `dimensions`, and newer ones normalise what they cut.
             return cut(rows, asked, normalize=params.get("normalize") is not False)
         if name == "tokens":
-            matrices = await answers.token_vectors(body, count, where)
             # Not the model's dimension: layers after pooling change that alone.
-            self._token_width = self._token_width or matrices[0].shape[1]
-            self._check_width(matrices[0].shape[1], self._token_width)
-            return matrices
-        if name == "sparse":
-            return await answers.sparse_vectors(body, count, where)
-        return await answers.scores(body, count, self.info.labels, where)
-
-    def _room(self, name: str, count: int) -> Room:
-        """What an answer of so many rows has at most."""
-        if name == "embedding":
-            return Room.of_vectors(count, self.dimension)
-        if name == "tokens":
-            return Room.of_tokens(count, self.info.max_input_length or self.info.max_batch_tokens, self._token_width)
-        return Room.of_sparse(count) if name == "sparse" else Room.of_scores(count, self.info.labels)
+            self._token_width = self._token_width or rows[0].shape[1]
+            self._check_width(rows[0].shape[1], self._token_width)
+        return rows
 
     def _check_width(self, found: int, expected: int) -> None:
-        check_width(self._presence, found, expected, self.client.base)
+        check_width(self._presence, found, expected, self.link.base)
 
     async def _admitted(self) -> None:
         self._token_width = None
@@ -254,15 +224,12 @@ class TeiEngine:
 
     async def _look(self) -> None:
         """Whether the server is well, and what it says of itself. Raises ShoalError."""
-        answer = await self.client.get("/health", time.monotonic() + LOOK_TIMEOUT_S)
-        if answer.status >= 500:
-            raise TransportFailed(f"{self.client.base}/health answers status {answer.status}{said(answer)}")
-        info = info_of(await self.client.get("/info", time.monotonic() + LOOK_TIMEOUT_S), self.client.base)
+        info = await self.link.look(LOOK_TIMEOUT_S)
         if info == self.info:
             await self._ask()
             return
         if not info.same_model(self.info):
-            self._presence.lost(EngineFailed(f"the server at {self.client.base} has another model: {info.model_id}"))
+            self._presence.lost(EngineFailed(f"the server at {self.link.base} has another model: {info.model_id}"))
         self.info, self._refused = info, None
         self._facts = self._stated()
 
@@ -280,22 +247,3 @@ class TeiEngine:
             pass
         except ConfigError as error:
             self._presence.lost(error)
-
-
-def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
-    """The tokens of each item: those of the call divided by size, or guessed where the server does not count. A list of
-    ids is read as text by the server, so it counts as that may have been."""
-    sizes = [_size(item) for item in items]
-    told = answer.headers.get(TOKENS, "")
-    if told.isascii() and told.isdigit() and 0 < len(told) < 16:
-        return divided(int(told), sizes)
-    return [max(1, size // BYTES_PER_TOKEN) for size in sizes]
-
-
-def _size(item: Any) -> int:
-    """About the bytes of an item, never 0: the server frames the shortest text with tokens, too."""
-    if isinstance(item, str):
-        return size_of(item) + BYTES_PER_TOKEN
-    if isinstance(item, tuple):
-        return sum(map(size_of, item)) + BYTES_PER_TOKEN
-    return BYTES_PER_TOKEN * len(item) + BYTES_PER_TOKEN

@@ -14,8 +14,8 @@ from shoal.backends._http_answer import Answer, refused_key, retry_after, said
 from shoal.errors import EngineFailed, InputRejected, OutOfMemory, Overloaded, ShoalError, TransportFailed
 
 _LIMIT = re.compile(r"batch size \d+ > maximum allowed batch size (\d+)")
-_MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate", "out_of_memory")
-_UNHEALTHY = "backend is unhealthy"
+MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate", "out_of_memory")
+UNHEALTHY = "backend is unhealthy"
 
 
 class _ErrorWire(msgspec.Struct):
@@ -41,9 +41,9 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         return Overloaded(
             f"the server at {where} is too busy{words}: try again", retry_after=retry_after(answer.headers)
         )
-    if status in (502, 503, 504) or _UNHEALTHY in answer.own_words.lower():
+    if status in (502, 503, 504) or UNHEALTHY in answer.own_words.lower():
         return TransportFailed(f"the server at {where} cannot serve now (status {status}){words}: try again")
-    if any(memory in answer.own_words.lower() for memory in _MEMORY):
+    if any(memory in answer.own_words.lower() for memory in MEMORY):
         return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
     kind = _type_of(answer)
     if kind in ("validation", "tokenizer", "empty"):

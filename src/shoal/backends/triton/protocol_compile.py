@@ -1,4 +1,4 @@
-"""Makes protocol_pb2.py and protocol_pb2.pyi of protocol.proto: `python -m shoal.backends.triton.protocol_compile`.
+"""Makes the _pb2.py and _pb2.pyi of each .proto here: `python -m shoal.backends.triton.protocol_compile`.
 
 A step of development (it needs grpcio-tools); the results are committed. protoc's own Python output refuses runtimes
 older than itself. Ours holds the same descriptor and makes its classes with protobuf's public interface, so that any
@@ -14,10 +14,13 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 PROTO = Path(__file__).with_name("protocol.proto")
+PROTOS = (PROTO, PROTO.parents[1] / "tei" / "tei.proto")
+"""Of unlike names: one process holds them all."""
+
 WIDTH = 96
 
 MODULE = '''\
-"""Made of protocol.proto by protocol_compile.py: change that file, not this one."""
+"""Made of {proto} by protocol_compile.py: change that file, not this one."""
 
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -42,18 +45,18 @@ def _message(descriptor):
 STUB = '# mypy: disable-error-code="type-arg, no-untyped-def"\n'  # as protoc writes them
 
 
-def compiled() -> dict[str, str]:
-    """The text of each made file by its name, from protocol.proto as it is now."""
+def compiled(proto: Path = PROTO) -> dict[str, str]:
+    """The text of each made file by its name, from the .proto as it is now."""
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
-        arguments = ["protoc", f"-I{PROTO.parent}", f"--descriptor_set_out={made / 'set'}", f"--pyi_out={made}"]
-        if protoc.main([*arguments, PROTO.name]) != 0:
-            raise SystemExit(f"{PROTO} does not compile: the lines above say where")
+        arguments = ["protoc", f"-I{proto.parent}", f"--descriptor_set_out={made / 'set'}", f"--pyi_out={made}"]
+        if protoc.main([*arguments, proto.name]) != 0:
+            raise SystemExit(f"{proto} does not compile: the lines above say where")
         file = FileDescriptorSet.FromString((made / "set").read_bytes()).file[0]
-        stub = STUB + (made / "protocol_pb2.pyi").read_text()
-    return {"protocol_pb2.py": module_of(file), "protocol_pb2.pyi": stub}
+        stub = STUB + (made / f"{proto.stem}_pb2.pyi").read_text()
+    return {f"{proto.stem}_pb2.py": module_of(file), f"{proto.stem}_pb2.pyi": stub}
 
 
 def module_of(file: FileDescriptorProto) -> str:
@@ -67,7 +70,7 @@ def module_of(file: FileDescriptorProto) -> str:
         for message in file.message_type
     ]
     data = "\n".join(f"    {line!r}" for line in _pieces(file.SerializeToString(deterministic=True)))
-    return MODULE.format(data=data, names="\n".join(names))
+    return MODULE.format(proto=file.name, data=data, names="\n".join(names))
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
@@ -82,8 +85,9 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def main() -> None:
-    for name, text in compiled().items():
-        PROTO.with_name(name).write_text(text)
+    for proto in PROTOS:
+        for name, text in compiled(proto).items():
+            proto.with_name(name).write_text(text)
 
 
 if __name__ == "__main__":

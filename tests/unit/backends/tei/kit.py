@@ -11,7 +11,9 @@ import numpy as np
 
 from shoal.backends._http_client import Client
 from shoal.backends.tei.engine import TeiEngine
-from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.http_link import HttpLink
+from shoal.backends.tei.info import Info
+from shoal.backends.tei.link import Link
 from shoal.types import Array
 from tests.fakes.tei import FakeTei
 
@@ -32,20 +34,20 @@ class Door:
             raise self.refuses
 
 
-async def info_from(client: Client) -> Info:
-    return info_of(await client.get("/info", time.monotonic() + PATIENCE_S), client.base)
+async def info_from(link: Link) -> Info:
+    return await link.info(time.monotonic() + PATIENCE_S)
 
 
 async def engine_of(server: FakeTei, door: Door | None = None, *, key: str | None = None, **more: Any) -> TeiEngine:
     """An engine in service; `close` ends it."""
-    client = Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0)
+    link = HttpLink(Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0))
     more.setdefault("serving", True)
-    return TeiEngine(client, await info_from(client), "tei-0", admit=door or Door(), **more)
+    return TeiEngine(link, await info_from(link), "tei-0", admit=door or Door(), **more)
 
 
 async def close(engine: TeiEngine) -> None:
     await engine.aclose()
-    await engine.client.aclose()
+    await engine.link.aclose()
 
 
 def batch(items: Sequence[Any], *, pairs: bool = False) -> dict[str, Array]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.tei.codec import TeiCodec, TokenWire, tokens_of
+from shoal.backends.tei.codec import TeiCodec, tokens_of
 from shoal.backends.tei.engine import TeiEngine
+from shoal.backends.tei.link import TokenWire
 from shoal.core.protocols import TextCodec, Token
 from shoal.errors import EngineFailed, InvalidValue, TransportFailed, Unavailable
 from tests.fakes.tei import FakeTei

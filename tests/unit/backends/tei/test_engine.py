@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.tei import engine as engine_module
+from shoal.backends.tei import http_link
 from shoal.backends.tei.engine import SLOTS, TeiEngine
 from shoal.errors import (
     ConfigError,
@@ -135,7 +136,7 @@ class TestBatches:
     async def test_tokens_that_nobody_counts_are_guessed(
         self, engine: TeiEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engine_module, "TOKENS", "x-not-there")
+        monkeypatch.setattr(http_link, "TOKENS", "x-not-there")
         outputs = await engine.infer(batch(["a" * 20, [1, 2, 3]]), ["token_count"], {}, time.monotonic() + 10)
         assert outputs["token_count"].tolist() == [[6], [4]]
 
@@ -232,7 +233,7 @@ class TestFailures:
         async with FakeTei(Script(kind="classifier")) as server:
             engine = await engine_of(server)
             server.change(misbehaves="labels")
-            with pytest.raises(EngineFailed, match=r"other labels than its /info names \(LABEL_0, LABEL_1"):
+            with pytest.raises(EngineFailed, match=r"other labels than its model has \(LABEL_0, LABEL_1"):
                 await ask(engine, ["a"], "scores")
             await close(engine)
 

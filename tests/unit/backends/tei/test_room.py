@@ -17,6 +17,7 @@ from shoal.backends import _room as room_module
 from shoal.backends._http_client import MAX_ANSWER_BYTES, Client
 from shoal.backends._room import Room
 from shoal.backends.tei.engine import TeiEngine
+from shoal.backends.tei.http_link import HttpLink
 from shoal.backends.tei.info import Info
 from shoal.errors import EngineFailed
 from shoal.types import Array
@@ -113,7 +114,7 @@ class TestHostileServers:
         kinds: dict[str, Any] = {"sparse": "splade", "scores": "classifier"}
         server.on(path, answer(body))
         info = Info(kind=kinds.get(output, "embedding"), model_id="m", labels=("a", "b"), max_input_length=512)
-        engine = TeiEngine(Client(server.base), info, "m", admit=Door(), serving=True)
+        engine = TeiEngine(HttpLink(Client(server.base)), info, "m", admit=Door(), serving=True)
         engine.dimension = 1024
         with pytest.raises(EngineFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
             await ask(engine, ["hi"], output)
@@ -122,7 +123,9 @@ class TestHostileServers:
     async def test_words_of_any_size(self, server: FakeUpstream) -> None:
         """Of a refusal the beginning is read, once."""
         server.on("/embed", answer(b'{"error":[' + b"[]," * 2 * MB + b"[]]}", status=500))
-        engine = TeiEngine(Client(server.base), Info(kind="embedding", model_id="m"), "m", admit=Door(), serving=True)
+        engine = TeiEngine(
+            HttpLink(Client(server.base)), Info(kind="embedding", model_id="m"), "m", admit=Door(), serving=True
+        )
         began = time.process_time()
         with pytest.raises(EngineFailed, match="status 500") as failed:
             await ask(engine, ["hi"])

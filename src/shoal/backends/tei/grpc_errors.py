@@ -1,0 +1,73 @@
+"""What a text-embeddings-inference server answers over gRPC when it fails, to what Shoal raises: one table.
+
+Source: router/src/grpc/server.rs and core/src/lib.rs of that project (its messages are those of the HTTP build), and
+gRPC's own statuses. FAILED_PRECONDITION is the device's failure and the tokenizer's: the words tell them apart.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from shoal.backends._http_answer import LONGEST_WORDS, SHORTEST_SECRET
+from shoal.backends.tei.errors import MEMORY, UNHEALTHY
+from shoal.backends.tei.link import KeyRefused
+from shoal.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    OutOfMemory,
+    Overloaded,
+    ShoalError,
+    TransportFailed,
+)
+
+Code = grpc.StatusCode
+
+_TOKENIZER = "tokenizer error"
+_TOO_LARGE = ("message larger", "message too large", "message length too large", "message size")
+_INPUTS = (Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE)
+_BROKEN = (Code.CANCELLED, Code.ABORTED)
+_KEY = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+
+
+def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = "") -> ShoalError:
+    """The error of a call, as an Engine may raise it. `key`: Shoal's own, which no message may quote."""
+    if code in _KEY:  # the server's words stay here: they may quote a part of the key
+        return KeyRefused(
+            f"the server at {where} refuses Shoal's key ({code.name}): the operator sets upstream_api_key to one that"
+            " it takes"
+        )
+    words, low = _said(details, key), details.lower()
+    if code is Code.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"{where} did not answer within the request's deadline")
+    if code is Code.UNAVAILABLE and not details.startswith("unhealthy"):
+        return TransportFailed(
+            f"{where} is not reachable: check its address, that it runs, and that it is the gRPC build{words}"
+        )
+    if code is Code.UNAVAILABLE or UNHEALTHY in low:
+        return TransportFailed(f"the server at {where} cannot serve now{words}: try again")
+    if code in _BROKEN:
+        return TransportFailed(f"the connection to {where} broke: send the request again{words}")
+    return _of_a_batch(code, low, words, where)
+
+
+def _of_a_batch(code: grpc.StatusCode, low: str, words: str, where: str) -> ShoalError:
+    if code is Code.RESOURCE_EXHAUSTED and any(size in low for size in _TOO_LARGE):
+        return EngineFailed(f"{where} answered, or was sent, more than one message may hold{words}: ask for less")
+    if code is Code.RESOURCE_EXHAUSTED:
+        return Overloaded(f"the server at {where} is too busy{words}: try again")
+    if any(memory in low for memory in MEMORY):
+        return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
+    if code in _INPUTS or (code is Code.FAILED_PRECONDITION and low.startswith(_TOKENIZER)):
+        return InputRejected(f"the model's server refused the input{words}")
+    if code is Code.UNIMPLEMENTED:
+        return EngineFailed(f"the server at {where} has no such call{words}: check its address, and its version")
+    return EngineFailed(f"the server at {where} failed with status {code.name}{words}; its log says more")
+
+
+def _said(details: str, key: str) -> str:
+    """The server's words in brackets, after a space; "" where it has none, or none that may be told."""
+    if len(key) >= SHORTEST_SECRET and key in details:
+        return ""
+    text = " ".join(details.split())[:LONGEST_WORDS]
+    return f" ({text})" if text else ""

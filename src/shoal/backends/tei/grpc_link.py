@@ -1,0 +1,336 @@
+"""A text-embeddings-inference server over gRPC: each batch is one stream, of a message for each input.
+
+Source: proto/tei.proto and router/src/grpc/server.rs of huggingface/text-embeddings-inference. Streams answer in the
+order of their messages and wait for permits, where single calls are refused; an item's error ends its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from msgspec.structs import replace
+
+from shoal.backends._http_client import MAX_ANSWER_BYTES, MAX_CARD_BYTES
+from shoal.backends._room import MOST_WIDTH
+from shoal.backends.tei import grpc_messages as messages
+from shoal.backends.tei import tei_pb2 as pb
+from shoal.backends.tei.grpc_errors import status_error
+from shoal.backends.tei.info import DTYPES, Info
+from shoal.backends.tei.link import KeyRefused, Rows, Shape, TokenWire
+from shoal.errors import (
+    BackendError,
+    CapacityError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    InternalError,
+    TransportFailed,
+)
+
+INFO = "/tei.v1.Info/Info"
+HEALTH = "/grpc.health.v1.Health/Check"
+HEALTHY = "tei.v1.{}"
+"""The health of a model is that of the part of the API that fits it; a server without any is asked nothing more."""
+
+PORTS = {False: 80, True: 443}
+"""Where an address names none: as for HTTP, with TLS the other one."""
+
+QUESTION = "a"
+"""What the model is asked for what the server's card leaves out."""
+
+MOST_LABELS_BYTES = 2**20
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # A restarted server is found within a second, instead of within up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # gRPC shares connections between channels of the same target and options, and with them their backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # A call goes out by the shortest way: no proxy of the environment, no service configuration from DNS.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+"""Without pings: the looks at the server find a host that is gone."""
+
+M = TypeVar("M", bound=Message)
+
+
+class GrpcLink:
+    """Link to the gRPC build at `target` (host[:port]). Nothing is connected before the first call. Counts of tokens
+    are those of each input.
+
+    Its card lacks what that of the HTTP build tells: whether its vectors are sparse, and the labels of a classifier.
+    The model is asked for them; the labels then have the order of their numbers where they are named LABEL_0, LABEL_1,
+    ..., else that of the alphabet. `auto_truncate` is not there either, nor heeded: Shoal's own setting holds.
+
+    `roots`: PEM bytes of who signs the server's certificate, in the place of those that gRPC knows. Raises ConfigError
+    for a key that no header can carry.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        key: str | None = None,
+        tls: bool = False,
+        roots: bytes | None = None,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ConfigError("upstream_api_key holds what no header can carry: write ASCII without spaces")
+        self.base = f"grpc{'s' if tls else ''}://{target}"
+        named = target.rpartition("]")[2].rpartition(":")[1]
+        self._target = target if named else f"{target}:{PORTS[tls]}"
+        self._key = key or ""
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else None
+        self._credentials = grpc.ssl_channel_credentials(roots) if tls else None
+        # It bounds how long a try to connect may take.
+        self._options = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", max(1, int(connect_timeout_s * 1000))))
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._told: tuple[pb.InfoResponse, Info] | None = None
+        self._closed = False
+
+    async def info(self, deadline: float) -> Info:
+        try:
+            card = await self._one(INFO, pb.InfoRequest(), pb.InfoResponse, deadline)
+            if self._told is None or self._told[0] != card:
+                self._told = card, await self._described(card, deadline)
+            return self._told[1]
+        except KeyRefused as error:
+            raise ConfigError(error.message) from None
+        except (TransportFailed, DeadlineExceeded, EngineFailed):
+            raise
+        except (BackendError, CapacityError) as error:
+            raise EngineFailed(f"the server at {self.base} does not say what it serves: {error.message}") from error
+
+    async def look(self, seconds: float) -> Info:
+        info = await self.info(time.monotonic() + seconds)
+        part = HEALTHY.format("Embed" if info.embeds else "Predict")
+        request = pb.HealthCheckRequest(service=part)
+        try:
+            found = await self._one(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
+        except EngineFailed:  # a proxy lets the API through alone: what it says of itself must do
+            return info
+        if found.status == pb.HealthCheckResponse.NOT_SERVING:
+            raise TransportFailed(f"the server at {self.base} says that its model is not healthy")
+        return info
+
+    async def rows(
+        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: Shape
+    ) -> Rows:
+        texts = items
+        if any(isinstance(item, list) for item in items):
+            texts = await self._as_texts(items, deadline)
+        requests = messages.requests_of(name, texts, params)
+        stream = messages.STREAMS[name]
+        found = await self._streamed(stream, requests, deadline, messages.most_of(name, shape))
+        array = await messages.array_of(name, found, shape, self.base)
+        return array, messages.counts_of(found, items)
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None, deadline: float
+    ) -> list[list[TokenWire]]:
+        options = {"prompt_name": prompt_name} if prompt_name else {}
+        try:
+            requests = [
+                pb.EncodeRequest(inputs=text, add_special_tokens=add_special_tokens, **options) for text in texts
+            ]
+        except ValueError as error:  # half of a surrogate pair
+            raise InputRejected(f"the text cannot be sent to the model's server: {error}") from None
+        longest = max((request.ByteSize() for request in requests), default=0)
+        most = messages.INPUT_BYTES + messages.SIZE_BYTES * longest
+        return [messages.tokens_in(each) for each in await self._streamed(messages.TOKENIZE, requests, deadline, most)]
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
+        try:
+            requests = [pb.DecodeRequest(ids=some, skip_special_tokens=skip_special_tokens) for some in ids]
+        except ValueError as error:  # an id of more than 32 bits
+            raise InputRejected(f"these are no token ids: {error}") from None
+        most = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
+        return [each.text for each in await self._streamed(messages.DECODE, requests, deadline, most)]
+
+    async def aclose(self) -> None:
+        """Break off the calls in flight and close the connection; again: nothing."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        self._calls = {}
+        if channel is not None:
+            await channel.close()
+
+    async def _as_texts(self, items: Sequence[Any], deadline: float) -> list[str]:
+        """What items are in words: this protocol takes no token ids. The frame that they may have is the server's to
+        put round them again."""
+        ids = [item for item in items if not isinstance(item, str)]
+        texts = iter(await self.decode(ids, skip_special_tokens=True, deadline=deadline))
+        return [item if isinstance(item, str) else next(texts) for item in items]
+
+    async def _described(self, card: pb.InfoResponse, deadline: float) -> Info:
+        """What the server says, and what the model has to be asked for."""
+        given = Info(
+            kind="embedding",
+            model_id=card.model_id,
+            revision=card.model_sha,
+            dtype=DTYPES.get(card.model_dtype, card.model_dtype),
+            max_input_length=card.max_input_length or None,
+            max_batch_tokens=card.max_batch_tokens or 16384,
+            max_client_batch_size=card.max_client_batch_size or 32,
+            max_concurrent_requests=card.max_concurrent_requests or 512,
+            auto_truncate=True,
+            version=card.version,
+        )
+        if card.model_type == pb.MODEL_TYPE_EMBEDDING:
+            sparse = await self._is_splade(deadline)
+            return replace(given, kind="splade", pooling="splade") if sparse else given
+        if card.model_type not in (pb.MODEL_TYPE_CLASSIFIER, pb.MODEL_TYPE_RERANKER):
+            raise ConfigError(f"the server at {self.base} has a kind of model that is newer than this version knows")
+        labels = await self._labels(deadline)
+        return replace(given, kind="reranker" if len(labels) == 1 else "classifier", labels=labels)
+
+    async def _is_splade(self, deadline: float) -> bool:
+        requests = messages.requests_of("embedding", [QUESTION], {"normalize": True})
+        try:
+            await self._streamed(messages.EMBED, requests, deadline, messages.SPARE_BYTES + 4 * MOST_WIDTH)
+        except EngineFailed as error:
+            if "splade" in error.message.lower():
+                return True
+            raise
+        return False
+
+    async def _labels(self, deadline: float) -> tuple[str, ...]:
+        requests = messages.requests_of("scores", [QUESTION], {})
+        (answer,) = await self._streamed(messages.PREDICT, requests, deadline, MOST_LABELS_BYTES)
+        labels = sorted((each.label for each in answer.predictions), key=_rank)
+        if len(set(labels)) < len(labels):
+            raise ConfigError(
+                f"the model at {self.base} gives several classes the same name, and its answers do not tell them apart:"
+                " give them names of their own in the model's config.json"
+            )
+        if not labels:
+            raise EngineFailed(f"the server at {self.base} scores nothing")
+        return tuple(labels)
+
+    async def _streamed(
+        self, stream: messages.Stream, requests: Sequence[Message], deadline: float, most: int
+    ) -> list[Any]:
+        """The answers, one for each request, none of more than `most` bytes, and not more than is read of any server
+        in all. Left before its end, the stream is cancelled on the server too."""
+        # Sent while answers are read: whoever stops reading until it has written can then not stop both.
+        call = self._call(stream.path, streams=True)(
+            requests, timeout=self._remaining(deadline), metadata=self._metadata
+        )
+        statuses: list[tuple[grpc.StatusCode, str]] = []
+        call.add_done_callback(lambda ended: statuses.append(_status_of(ended)))
+        found: list[Any] = []
+        size = 0
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                size += len(data)
+                if len(found) == len(requests) or len(data) > most or size > MAX_ANSWER_BYTES:
+                    raise EngineFailed(
+                        f"the server at {self.base} answered more rows, or more bytes, than it was asked for, or than"
+                        " are read at once: ask for less at once"
+                    )
+                found.append(stream.answer.FromString(data))
+        except grpc.aio.AioRpcError as error:
+            # A stream that ends while it is written is INTERNAL to who reads: the first status was the server's.
+            raise self._failed(*(statuses or [(error.code(), error.details() or "")])[0]) from error
+        except DecodeError as error:
+            raise EngineFailed(f"the server at {self.base} answered what it should not have: {error}") from None
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+        finally:
+            call.cancel()
+        if len(found) < len(requests):
+            raise EngineFailed(f"the server at {self.base} answered {len(found)} rows for {len(requests)} inputs")
+        return found
+
+    async def _one(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
+        """A call with one answer."""
+        try:
+            data = await self._call(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
+            if len(data) > MAX_CARD_BYTES:
+                raise EngineFailed(f"the server at {self.base} says more than is read")
+            return kind.FromString(data)
+        except grpc.aio.AioRpcError as error:
+            if path == INFO and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise ConfigError(
+                    f"{self.base} is no gRPC server of text-embeddings-inference: check the address (its HTTP build is"
+                    " tei+http://HOST:PORT)"
+                ) from None
+            raise self._failed(error.code(), error.details() or "") from error
+        except DecodeError as error:
+            raise ConfigError(
+                f"{self.base} does not answer as text-embeddings-inference ({error}): check the address"
+            ) from None
+        except asyncio.CancelledError as error:
+            self._check_open(error)
+            raise
+
+    def _call(self, path: str, *, streams: bool = False) -> Callable[..., Any]:
+        """The callable of an RPC, made once. Answers come as bytes, to be measured before they are read."""
+        found = self._calls.get(path)
+        if found is not None:
+            return found
+        if self._closed:
+            raise TransportFailed(f"the connection to {self.base} is closed: send the request again")
+        if self._channel is None:
+            self._channel = self._connected()
+        made = self._channel.stream_stream if streams else self._channel.unary_unary
+        found = self._calls[path] = made(path, messages.written, None)
+        return found
+
+    def _connected(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+
+    def _failed(self, code: grpc.StatusCode, details: str) -> Exception:
+        found = status_error(code, details, self.base, key=self._key)
+        if isinstance(found, TransportFailed):
+            self._told = None  # who comes back may have another model with the same card
+        return found
+
+    def _remaining(self, deadline: float) -> float:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
+        return remaining
+
+    def _check_open(self, error: asyncio.CancelledError) -> None:
+        """gRPC ends the calls of a channel that is closed as cancelled, though nobody cancelled who waits for them."""
+        task = asyncio.current_task()
+        if self._closed and (task is None or not task.cancelling()):
+            raise TransportFailed(f"the connection to {self.base} was closed: send the request again") from error
+
+
+def _status_of(ended: Any) -> tuple[grpc.StatusCode, str]:
+    """The status of a call that has one: asking for it waits for nothing then."""
+    return _now(ended.code()), _now(ended.details()) or ""
+
+
+def _now(answer: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        return done.value
+    answer.close()
+    raise InternalError("a call that is over has no status")
+
+
+def _rank(label: str) -> tuple[int, str]:
+    """LABEL_2 before LABEL_10, and names that say nothing of their number by the alphabet."""
+    number = label.removeprefix("LABEL_")
+    known = number != label and number.isascii() and number.isdigit() and len(number) < 16
+    return (int(number) if known else 2**53), label

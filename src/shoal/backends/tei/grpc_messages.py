@@ -1,0 +1,159 @@
+"""Batches as messages of text-embeddings-inference's gRPC streams, one for each input, and their answers to arrays.
+
+Messages of one stream carry the same options. What is no answer raises EngineFailed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import Message
+
+from shoal.backends._room import ANY_LABEL_BYTES, MOST_TERMS, MOST_WIDTH
+from shoal.backends.tei import tei_pb2 as pb
+from shoal.backends.tei.answers import ordered, sparse_of
+from shoal.backends.tei.link import Shape, TokenWire, guessed, size_in_bytes
+from shoal.errors import EngineFailed, InputRejected
+from shoal.types import Array, Vectors
+
+FLOAT_BYTES = 4
+
+TERM_BYTES = 16
+"""Of a weight, a score or a token's vector in a message, beside a label's name and the vector's numbers."""
+
+SPARE_BYTES = 2**10
+"""Of a message beside its numbers: its metadata, and what newer servers add."""
+
+INPUT_BYTES = 64 * 2**10
+"""Of the tokens of an input, whatever its size: a prompt of the server's own is told with it."""
+
+SIZE_BYTES = 64
+"""For a byte of text, or a token id: a token in words, with its place."""
+
+MANY_TERMS = 2**12
+"""Terms of sparse vectors that are read in one go: about 2 ms."""
+
+
+class Stream(NamedTuple):
+    """A stream: its path, and the type of its answers."""
+
+    path: str
+    answer: type[Message]
+
+
+EMBED = Stream("/tei.v1.Embed/EmbedStream", pb.EmbedResponse)
+EMBED_ALL = Stream("/tei.v1.Embed/EmbedAllStream", pb.EmbedAllResponse)
+EMBED_SPARSE = Stream("/tei.v1.Embed/EmbedSparseStream", pb.EmbedSparseResponse)
+PREDICT = Stream("/tei.v1.Predict/PredictPairStream", pb.PredictResponse)
+TOKENIZE = Stream("/tei.v1.Tokenize/TokenizeStream", pb.EncodeResponse)
+DECODE = Stream("/tei.v1.Tokenize/DecodeStream", pb.DecodeResponse)
+
+STREAMS: Mapping[str, Stream] = {
+    "embedding": EMBED,
+    "tokens": EMBED_ALL,
+    "sparse": EMBED_SPARSE,
+    "scores": PREDICT,
+}
+"""By an engine's outputs. Pairs go by Predict, whose stream may have many queries, and any kind of model."""
+
+
+def requests_of(name: str, items: Sequence[Any], params: Mapping[str, Any]) -> list[Message]:
+    """A message for each item: a text, or for scores a text or a pair of them. Scores are asked for raw, since
+    activation is Shoal's. This protocol has no "not said": what is None is the default of the HTTP build, and a text is
+    cut only if `truncate` says so. Raises InputRejected for what no message can carry."""
+    options: dict[str, Any] = {"truncate": bool(params.get("truncate"))}
+    if params.get("truncation_direction") == "left":
+        options["truncation_direction"] = pb.TRUNCATION_DIRECTION_LEFT
+    try:
+        if name == "scores":
+            options["raw_scores"] = True
+            return [
+                pb.PredictPairRequest(inputs=[item] if isinstance(item, str) else item, **options) for item in items
+            ]
+        if params.get("prompt_name") is not None:
+            options["prompt_name"] = params["prompt_name"]
+        if name != "embedding":
+            kind = pb.EmbedAllRequest if name == "tokens" else pb.EmbedSparseRequest
+            return [kind(inputs=item, **options) for item in items]
+        # Servers of before 1.9 take its absence for no.
+        options["normalize"] = params.get("normalize") is not False
+        if params.get("dimensions") is not None:
+            options["dimensions"] = params["dimensions"]
+        return [pb.EmbedRequest(inputs=item, **options) for item in items]
+    except (ValueError, TypeError) as error:  # half of a surrogate pair, a number that is too large
+        raise InputRejected(f"the input cannot be sent to the model's server: {error}") from None
+
+
+async def array_of(name: str, found: Sequence[Any], shape: Shape, where: str) -> Array:
+    """The rows of the answers to a stream of that output."""
+    if name == "embedding":
+        return _matrix([answer.embeddings for answer in found], "vectors", where)
+    rows = np.empty(len(found), dtype=object)
+    if name == "tokens":
+        for at, answer in enumerate(found):
+            rows[at] = _matrix([each.embeddings for each in answer.token_embeddings], "token vectors", where)
+        if len({matrix.shape[1] for matrix in rows}) > 1:
+            raise EngineFailed(f"the server at {where} answered token vectors of several lengths")
+        return rows
+    if name == "sparse":
+        seen = 0
+        for at, answer in enumerate(found):
+            rows[at] = sparse_of(answer.sparse_embeddings, where)
+            seen += len(rows[at].indices)
+            if seen > MANY_TERMS:
+                seen = 0
+                await asyncio.sleep(0)
+        return rows
+    places = {label: at for at, label in enumerate(shape.info.labels)}
+    scores: Vectors = np.array([ordered(answer.predictions, places, where) for answer in found], dtype=np.float32)
+    return scores
+
+
+def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
+    """Packed floats of one length each: float32 [rows, length], writeable."""
+    sizes = {len(row) for row in rows}
+    if len(sizes) != 1 or 0 in sizes or sizes.pop() % FLOAT_BYTES:
+        raise EngineFailed(f"the server at {where} answered {what} of several lengths, or of none")
+    return np.frombuffer(bytearray().join(rows), dtype="<f4").astype(np.float32, copy=False).reshape(len(rows), -1)
+
+
+def counts_of(found: Sequence[Any], items: Sequence[Any]) -> list[int]:
+    """The tokens of each item, as its answer says, or guessed where it does not."""
+    return [
+        answer.metadata.compute_tokens or guessed(size_in_bytes(item))
+        for answer, item in zip(found, items, strict=True)
+    ]
+
+
+def most_of(name: str, shape: Shape) -> int:
+    """Bytes of one answer of that output at most."""
+    info, vector = shape.info, FLOAT_BYTES * (shape.width or MOST_WIDTH)
+    if name == "embedding":
+        return SPARE_BYTES + vector
+    if name == "tokens":
+        return SPARE_BYTES + (info.max_input_length or info.max_batch_tokens) * (vector + TERM_BYTES)
+    if name == "sparse":
+        return SPARE_BYTES + MOST_TERMS * TERM_BYTES
+    if len(info.labels) == 1:
+        return SPARE_BYTES + ANY_LABEL_BYTES
+    return SPARE_BYTES + sum(TERM_BYTES + len(label.encode()) for label in info.labels)
+
+
+def tokens_in(answer: pb.EncodeResponse) -> list[TokenWire]:
+    return [
+        TokenWire(
+            each.id,
+            each.text,
+            each.special,
+            each.start if each.HasField("start") else None,
+            each.stop if each.HasField("stop") else None,
+        )
+        for each in answer.tokens
+    ]
+
+
+def written(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,128 @@
+"""A text-embeddings-inference server over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.backends._http_answer import Answer, said
+from shoal.backends._http_client import Client
+from shoal.backends._room import Room
+from shoal.backends._usage import divided
+from shoal.backends.tei import answers
+from shoal.backends.tei.calls import ROUTES, body_of
+from shoal.backends.tei.errors import batch_limit, engine_error
+from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.link import KeyRefused, Rows, Shape, TakesFewer, TokenWire, guessed, size_in_bytes
+from shoal.errors import EngineFailed, ShoalError, TransportFailed
+
+TOKENS = "x-compute-tokens"
+
+INPUT_BYTES = 64 * 2**10
+"""Of an input's answer, whatever its size: a prompt of the server's own is told with it."""
+
+SIZE_BYTES = 256
+"""For a byte of text, or a token id: a token in words, with its name, its place and its escapes."""
+
+T = TypeVar("T")
+
+_TOKENS = msgspec.json.Decoder(list[list[TokenWire]])
+_TEXTS = msgspec.json.Decoder(list[str])
+
+
+class HttpLink:
+    """Link over the routes of the HTTP build. Counts of tokens are those of the call (`x-compute-tokens`), divided by
+    the sizes of its inputs."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.base = client.base
+
+    async def info(self, deadline: float) -> Info:
+        return info_of(await self.client.get("/info", deadline), self.base)
+
+    async def look(self, seconds: float) -> Info:
+        answer = await self.client.get("/health", time.monotonic() + seconds)
+        if answer.status >= 500:
+            raise TransportFailed(f"{self.base}/health answers status {answer.status}{said(answer)}")
+        return await self.info(time.monotonic() + seconds)
+
+    async def rows(
+        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: Shape
+    ) -> Rows:
+        count, route = len(items), ROUTES[name]
+        room = _room(name, count, shape)
+        answer = await self.client.post(route, body_of(route, items, params), deadline, most=room.size)
+        if answer.status != 200:
+            raise self._refused(answer, count)
+        body, where = answer.body, self.base
+        room.check(body, where)
+        if "html" in answer.content_type:
+            raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
+        if name == "embedding":
+            array = await answers.vectors(body, count, where)
+        elif name == "tokens":
+            array = await answers.token_vectors(body, count, where)
+        elif name == "sparse":
+            array = await answers.sparse_vectors(body, count, where)
+        else:
+            array = await answers.scores(body, count, shape.info.labels, where)
+        return array, _counts(answer, items)
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None, deadline: float
+    ) -> list[list[TokenWire]]:
+        options = {"add_special_tokens": add_special_tokens} | ({"prompt_name": prompt_name} if prompt_name else {})
+        body = msgspec.json.encode({"inputs": texts, **options})
+        return await self._told("/tokenize", body, _TOKENS, len(texts), deadline)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
+        body = msgspec.json.encode({"ids": ids, "skip_special_tokens": skip_special_tokens})
+        return await self._told("/decode", body, _TEXTS, len(ids), deadline)
+
+    async def aclose(self) -> None:
+        await self.client.aclose()
+
+    async def _told(
+        self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, deadline: float
+    ) -> list[T]:
+        most = INPUT_BYTES * count + SIZE_BYTES * len(body)
+        answer = await self.client.post(path, body, deadline, most=most)
+        if answer.status != 200:
+            raise engine_error(answer, self.base)
+        try:
+            told = decoder.decode(answer.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"the server at {self.base} answered what are no tokens: {error}") from None
+        if len(told) != count:
+            raise EngineFailed(f"the server at {self.base} answered {len(told)} rows for {count} inputs")
+        return told
+
+    def _refused(self, answer: Answer, count: int) -> ShoalError | TakesFewer:
+        limit = batch_limit(answer)
+        if limit is not None and limit < count:
+            return TakesFewer(limit)
+        error = engine_error(answer, self.base)
+        return KeyRefused(error.message) if answer.status in (401, 403) else error
+
+
+def _room(name: str, count: int, shape: Shape) -> Room:
+    """What an answer of so many rows has at most."""
+    info = shape.info
+    if name == "embedding":
+        return Room.of_vectors(count, shape.width)
+    if name == "tokens":
+        return Room.of_tokens(count, info.max_input_length or info.max_batch_tokens, shape.width)
+    return Room.of_sparse(count) if name == "sparse" else Room.of_scores(count, info.labels)
+
+
+def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
+    """The tokens of each item: those of the call divided by size, or guessed where the server does not count."""
+    sizes = [size_in_bytes(item) for item in items]
+    told = answer.headers.get(TOKENS, "")
+    if told.isascii() and told.isdigit() and 0 < len(told) < 16:
+        return divided(int(told), sizes)
+    return [guessed(size) for size in sizes]

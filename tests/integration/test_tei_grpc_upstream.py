@@ -1,0 +1,137 @@
+"""Shoal before a server of text-embeddings-inference's gRPC build, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.tei_model import dense_of
+from tests.integration.llm_kit import ask, running
+from tests.integration.server_kit import Server
+from tests.integration.tei_kit import FakeProcess, eventually, fake_process
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeProcess]:
+    with fake_process("--delay-ms", "20", grpc=True) as made:
+        yield made
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(64) as made:
+        yield made
+
+
+def embed(server: Server, inputs: Any, **options: Any) -> Reply:
+    return server.request("POST", "/embed", {"inputs": inputs, **options})
+
+
+def rows_of(reply: Reply) -> Any:
+    assert reply[0] == 200, reply[2]
+    return np.array(json.loads(reply[2]), dtype=np.float32)
+
+
+def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
+    """Users of single texts share streams; whoever shared one with a bad text gets the answer."""
+    with running(tmp_path, f"m={fake.address}") as server:
+        texts = [f"text {at}" for at in range(60)]
+        bad = {13: ("poison-item", 424), 31: ("w " * 600, 422)}
+        asked: list[Future[Reply]] = [
+            pool.submit(embed, server, bad[at][0] if at in bad else text, truncate=False)
+            for at, text in enumerate(texts)
+        ]
+        for at, text in enumerate(texts):
+            status, _, body = asked[at].result()
+            assert status == (bad[at][1] if at in bad else 200), body
+            if status == 200:
+                assert np.allclose(json.loads(body), [dense_of(text)], atol=1e-6)
+        told = fake.told()
+        assert told["most_in_flight"] <= 2
+        assert max(told["sizes"]) > 10
+        assert len(told["sizes"]) < 40, "some 2 for the texts, and halves of those with a bad one"
+
+
+def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    with (
+        fake_process("--max-concurrent-requests", "8", grpc=True) as fake,
+        running(tmp_path, f"m={fake.address}") as server,
+    ):
+        texts = [f"text {at}" for at in range(300)]
+        asked = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]
+        found = np.concatenate([rows_of(one.result()) for one in asked])
+        assert np.allclose(found, np.stack([dense_of(text) for text in texts]), atol=1e-6)
+        told = fake.told()
+        assert told["most_permits"] <= 8
+        assert set(told["statuses"]) == {200}
+
+
+def test_scores(tmp_path: Path) -> None:
+    with fake_process("--kind", "reranker", grpc=True) as fake, running(tmp_path, f"m={fake.address}") as server:
+        body = {"query": "q", "texts": ["one", "two", "three"], "raw_scores": True}
+        status, _, reply = server.request("POST", "/rerank", body)
+        assert (status, sorted(rank["index"] for rank in json.loads(reply))) == (200, [0, 1, 2])
+
+
+def test_tokens_and_ids(tmp_path: Path, fake: FakeProcess) -> None:
+    with running(tmp_path, f"m={fake.address}") as server:
+        status, _, reply = server.request("POST", "/tokenize", {"inputs": "two words", "add_special_tokens": False})
+        assert (status, [token["text"] for token in json.loads(reply)[0]]) == (200, ["two", "words"])
+        status, _, reply = server.request("POST", "/v1/embeddings", {"model": "m", "input": [7, 8]})
+        assert status == 200
+        assert np.allclose(json.loads(reply)["data"][0]["embedding"], dense_of("w7 w8"), atol=1e-6)
+
+
+def test_a_server_names_its_model(tmp_path: Path) -> None:
+    """Its address alone is enough; a wrong key says which setting."""
+    with fake_process("--api-key", "sesame", "--model-id", "BAAI/bge", grpc=True) as fake:
+        with running(tmp_path / "right", fake.address, flags=("--upstream-api-key", "sesame")) as server:
+            eventually(lambda: b'"BAAI/bge"' in server.request("GET", "/v1/models")[2])
+            assert embed(server, "a")[0] == 200
+        with running(tmp_path / "wrong", f"m={fake.address}", wait=False) as server:
+            eventually(lambda: "upstream_api_key" in server.log.read_text())
+            assert server.request("GET", "/health/ready")[0] == 503
+
+
+def test_a_server_that_dies_and_comes_back(tmp_path: Path, fake: FakeProcess) -> None:
+    with running(tmp_path, f"m={fake.address}", flags=("--embed-timeout-s", "2")) as server:
+        assert embed(server, "die-item")[0] in (424, 503, 504)
+        eventually(lambda: server.request("GET", "/health/ready")[0] == 503)
+        fake.kill()
+        fake.start()
+        eventually(lambda: server.request("GET", "/health/ready")[0] == 200)
+        assert np.allclose(rows_of(embed(server, "a")), [dense_of("a")], atol=1e-6)
+
+
+def test_callers_who_leave_cost_nothing_more(tmp_path: Path, fake: FakeProcess) -> None:
+    """Their stream is cancelled, and what they had waiting is never sent."""
+    with running(tmp_path, f"m={fake.address}") as server:
+        callers = [ask(server, "/embed", {"inputs": [f"slow-item {at}"]}) for at in range(8)]
+        eventually(lambda: fake.told()["in_flight"] == 2)
+        sent = fake.told()["inputs"]
+        for caller in callers:
+            caller.close()
+        eventually(lambda: fake.told()["in_flight"] == 0)
+        assert (fake.told()["aborted"], fake.told()["inputs"]) == (2, sent)
+        assert embed(server, "after")[0] == 200
+
+
+def test_it_drains(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
+    """SIGTERM: what was accepted is answered, then the process ends by itself."""
+    fake.change(delay_ms=700)
+    with running(tmp_path, f"m={fake.address}") as server:
+        before = fake.told()["calls"]
+        asked = pool.submit(embed, server, "last words")
+        eventually(lambda: fake.told()["calls"] > before)
+        server.process.send_signal(signal.SIGTERM)
+        assert np.allclose(rows_of(asked.result()), [dense_of("last words")], atol=1e-6)
+        assert server.exit_code() == 0

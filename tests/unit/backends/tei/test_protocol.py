@@ -1,0 +1,49 @@
+"""The wire: our own .proto against the public one, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from shoal.backends.tei import tei_pb2 as pb
+from tests.fakes.tei_wire import PROTO, compiled
+
+OURS = Path(pb.__file__).with_name("tei.proto")
+AS_BYTES = {"EmbedResponse.embeddings", "TokenEmbedding.embeddings"}
+"""Packed floats, which are bytes on the wire."""
+
+
+def fields(file: FileDescriptorProto) -> Iterator[tuple[str, object]]:
+    for enum in file.enum_type:
+        yield enum.name, {value.name: value.number for value in enum.value}
+    for message in file.message_type:
+        for enum in message.enum_type:
+            yield f"{message.name}.{enum.name}", {value.name: value.number for value in enum.value}
+        for field in message.field:
+            kind = FieldDescriptorProto.Type.Name(field.type), field.type_name.removeprefix(f".{file.package}.")
+            yield f"{message.name}.{field.name}", (field.number, kind, field.label, field.proto3_optional)
+
+
+def test_what_is_made_is_of_the_proto_as_it_is() -> None:
+    """`make proto` after a change."""
+    made = FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(made)
+    assert made == compiled(OURS)
+
+
+def test_every_field_is_that_of_the_public_protocol() -> None:
+    """Theirs has more, which are skipped; and vectors, which are read as the bytes that they are."""
+    theirs, own = dict(fields(compiled(PROTO))), dict(fields(compiled(OURS)))
+    assert set(own) <= set(theirs)
+    assert {name for name in own if own[name] != theirs[name]} == AS_BYTES
+    for name in AS_BYTES:
+        assert own[name][0] == theirs[name][0]  # type: ignore[index]
+
+
+def test_the_types_are_told_to_who_checks_them() -> None:
+    """The stub has every message."""
+    stub = OURS.with_name("tei_pb2.pyi").read_text()
+    for message in compiled(OURS).message_type:
+        assert f"class {message.name}(" in stub
