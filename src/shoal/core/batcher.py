@@ -165,6 +165,7 @@ class Lane:
             self._pendings.discard(pending)
             self._withdraw(pending)
             self.admission.release(permit)
+            del pending  # its error holds this frame: together they would wait for the garbage collector
 
     async def aclose(self) -> None:
         """Fail what is pending, stop engine calls, close the engines; a second call does nothing more."""
@@ -215,7 +216,7 @@ class Lane:
             self._planner.add(item, now)
             tokens += item.cost
         self._observer.queued(self.options.model, len(outcomes), tokens)
-        self._wake()
+        self._pump()
 
     def _from_cache(self, pending: Pending, index: int, prepared: Prepared) -> bool:
         cache = self.options.cache
@@ -344,7 +345,10 @@ class Lane:
         except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not leave it waiting
             logger.exception("a batch failed in an unforeseen way")
             error = InternalError(f"running the batch failed: {failure!r}")
-        self._failed(run, error)
+        try:
+            self._failed(run, error)
+        finally:
+            del error  # it holds this frame, and with it the batch: nothing else may
 
     async def _infer(self, run: _Run) -> Sequence[Row | Counted | ShoalError]:
         prepared = [item.prepared for item in run.items]

@@ -75,8 +75,9 @@ class Intake:
         self._scheduled = False
         if self._pipeline.light:
             if job := self._collect(inf):
+                if any(self._waiting.values()):
+                    self._schedule()
                 self._finish(job, self._prepare(job))
-                self._schedule()
             return
         inline = INLINE_TOKENS
         threads = self._threads.count

@@ -30,14 +30,17 @@ def test_item_past_its_deadline_does_not_run_after_a_stall(virtual: Run[None]) -
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         lane = make_lane(SLOW)
+        before = asyncio.create_task(lane.run(embed("before"), context(9.0)))
+        await until(lambda: engine(lane).running == 1)
         late = asyncio.create_task(lane.run(embed("late"), context(1.0)))
         fine = asyncio.create_task(lane.run(embed("fine"), context(9.0)))
         await until(lambda: lane.queued[0] == 2)
         loop._virtual.now += 2
+        assert right(await before, ["before"])
         assert right(await fine, ["fine"])
         with pytest.raises(DeadlineExceeded):
             await late
-        assert list(engine(lane).batches) == [(1, 1)]
+        assert list(engine(lane).batches) == [(1, 1), (1, 1)]
         assert idle(lane)
 
     virtual(main)

@@ -289,7 +289,9 @@ async def test_light_work_needs_no_thread() -> None:
     await until(lambda: len(desk.delivered) == JOB_ITEMS + 10 + 1 + 100)
     assert [len(job) for job in desk.jobs] == [JOB_ITEMS, JOB_ITEMS, 175 - 2 * JOB_ITEMS]
     assert not desk.gate.held
+    desk.add("gone").future.cancel()
     await until(lambda: not desk.intake._scheduled)
+    assert len(desk.jobs) == 3
 
 
 async def test_short_work_beside_busy_threads_is_looked_at_once() -> None:

@@ -1,0 +1,82 @@
+"""Requests leave nothing for the garbage collector: what they hold is free when they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.backends.fake import FakeScript
+from shoal.errors import ShoalError
+from tests.unit.core.conftest import Run, until
+from tests.unit.core.lanes import context, embed, engine, make_lane
+
+
+class Held(str):
+    """A text that can be seen to go."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("text", ["fine", "poison-item", "reject-item", "nan-item"])
+@pytest.mark.parametrize("neighbours", [0, 3])
+def test_an_answered_request_is_gone(virtual: Run[None], text: str, neighbours: int) -> None:
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=5))
+        texts = [Held(f"{text} at last"), *(Held(f"fine {number}") for number in range(neighbours))]
+        gone = [weakref.ref(each) for each in texts]
+        asked = [asyncio.create_task(lane.run(embed(each), context())) for each in texts]
+        del texts
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(answers[0], ShoalError) == (text != "fine")
+        del answers, asked
+        await asyncio.sleep(1)
+        assert [each() for each in gone] == [None] * (1 + neighbours)
+        await lane.aclose()
+
+    virtual(main)
+
+
+def test_a_request_whose_caller_left_is_gone(virtual: Run[None]) -> None:
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=1000))
+        text = Held("left")
+        gone = weakref.ref(text)
+        asked = asyncio.create_task(lane.run(embed(text), context()))
+        del text
+        await until(lambda: bool(engine(lane).running))
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        del asked
+        await asyncio.sleep(2)
+        assert gone() is None
+        await lane.aclose()
+
+    virtual(main)
+
+
+def test_a_request_that_was_late_is_gone(virtual: Run[None]) -> None:
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=1000))
+        text = Held("late")
+        gone = weakref.ref(text)
+        asked = asyncio.create_task(lane.run(embed(text), context(0.5)))
+        del text
+        assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], ShoalError)
+        del asked
+        await asyncio.sleep(2)
+        assert gone() is None
+        await lane.aclose()
+
+    virtual(main)
