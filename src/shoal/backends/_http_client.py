@@ -11,10 +11,10 @@ import asyncio
 import io
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from multidict import CIMultiDictProxy
@@ -49,6 +49,8 @@ later was ended with the request known, which may have been its cause."""
 END_S = 1.0
 """For the end of a body whose contents are over, in all: the connection can then be used again."""
 
+T = TypeVar("T")
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
@@ -77,24 +79,28 @@ class Response:
     async def pieces(self) -> AsyncGenerator[bytes]:
         """Whatever is there, as soon as something is, until the body ends. Raises TransportFailed and
         DeadlineExceeded."""
-        while data := await self._piece(self._deadline):
+        while data := await self._in_time(self._response.content.readany()):
             yield data
 
     async def whole(self, most: int) -> Answer:
         """The answer with at most `most` bytes of its body."""
-        body = bytearray()
-        while len(body) <= most and (data := await self._piece(self._deadline)):
-            body += data
+        body = await self._in_time(self._read(most))
         return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
         """What is wanted of the body is there. Its end is waited for beside the caller, who has nothing to wait for."""
         self.over = True
 
-    async def _piece(self, deadline: float) -> bytes:
+    async def _read(self, most: int) -> bytearray:
+        body = bytearray()
+        while len(body) <= most and (data := await self._response.content.readany()):
+            body += data
+        return body
+
+    async def _in_time(self, reading: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._response.content.readany()
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                return await reading
         except TimeoutError:
             raise DeadlineExceeded(f"{self._where} did not answer within the request's deadline") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -135,13 +141,19 @@ class Client:
     async def get(self, path: str, deadline: float) -> Answer:
         """Raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that cannot be read, or one of
         status 200 over MAX_CARD_BYTES. Of any other only MAX_ERROR_BYTES are read."""
-        async with self.opened("GET", path, deadline=deadline) as response:
-            return await self._bounded(response, MAX_CARD_BYTES)
+        return await self._answered("GET", path, b"", deadline, MAX_CARD_BYTES)
 
     async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
         """As `get`. `most`: the bytes that were asked for at most, as `bytes_of` says; MAX_ANSWER_BYTES without."""
-        async with self.opened("POST", path, body=body, deadline=deadline) as response:
-            return await self._bounded(response, MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES))
+        most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
+        return await self._answered("POST", path, body, deadline, most)
+
+    async def _answered(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
+        response = await self._request(method, path, body, deadline, "")
+        try:
+            return await self._bounded(self._made(response, deadline), most)
+        finally:
+            response.close()
 
     async def _bounded(self, response: Response, most: int) -> Answer:
         if response.status != 200:
@@ -161,14 +173,12 @@ class Client:
         """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
         be over: then its end has END_S to come."""
         response = await self._request(method, path, body, deadline, request_id)
-        made = Response(response, self.base, deadline, self._key)
+        made: Response | None = None
         try:
-            encoding = response.headers.get("content-encoding", "identity")
-            if encoding.lower() != "identity":
-                raise EngineFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
+            made = self._made(response, deadline)
             yield made
         finally:
-            if made.over and not self._closed and not response.content.is_eof():
+            if made is not None and made.over and not self._closed and not response.content.is_eof():
                 task = asyncio.create_task(_ended(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
@@ -176,6 +186,12 @@ class Client:
             else:
                 # One that was read to its end has given its connection back already.
                 response.close()
+
+    def _made(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise EngineFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
+        return Response(response, self.base, deadline, self._key)
 
     async def aclose(self) -> None:
         self._closed = True

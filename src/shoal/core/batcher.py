@@ -258,12 +258,14 @@ class Lane:
             self._die(error)
 
     def _launch_next(self) -> bool:
+        if not (self._planner.items or self._parts):
+            return False
         now = self._clock()
         free = [replica for replica in self.replicas if replica.free(now)]
         if not free:
             # One whose slots are full tells by itself; whose pause ends, or who comes back, does not.
             idle = [again for replica in self.replicas if (again := replica.again(now)) is not None]
-            if idle and (self._planner.items or self._parts):
+            if idle:
                 self._look_again(min(idle))
             return False
         replica = min(free, key=Replica.load)
