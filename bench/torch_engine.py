@@ -26,7 +26,8 @@ from shoal.core.threads import Threads
 from shoal.models.contract import read_contract
 from shoal.models.contract.spec import text_spec
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Array, Context, Embed, Embedded, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array, Context, Embed, Embedded
 
 METHOD = """
 Random BERT models of the sizes of e5 and bge (base: 12 layers of 768, large: 24 of 1024; 30,522 tokens, 512 positions),

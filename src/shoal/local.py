@@ -37,7 +37,8 @@ from shoal.pipelines.codec import TokenizerCodec
 from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import ModelTable, Settings
-from shoal.types import Array, Batched, Classify, Embed, Item, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array, Batched, Classify, Embed, Item
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from shoal.errors import InputRejected
 from shoal.models.contract import read_contract
 from shoal.models.contract.spec import text_spec
 from shoal.models.verify import min_cosine
-from shoal.types import Array, LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.types import Array
 from tests.contract.engines.tiny import batch
 from tests.parity.reference_models import CASES, LETTERS, LONGEST, WORDS, Case, write
 from tests.parity.test_reference import TEXTS

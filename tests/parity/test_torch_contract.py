@@ -12,7 +12,7 @@ import pytest
 
 from shoal.backends import EngineOptions, opener
 from shoal.core.protocols import Engine
-from shoal.types import LayerSpec, PartsSpec
+from shoal.specs import LayerSpec, PartsSpec
 from tests.contract.engines.test_engines import *  # noqa: F403 - the contract's tests, with the fixtures below
 from tests.parity.torch_models import TinyBert
 

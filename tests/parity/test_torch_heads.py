@@ -21,7 +21,8 @@ from shoal.models.address import parse_address
 from shoal.models.as_published import check_folder
 from shoal.models.convert import Converted, convert
 from shoal.settings import Settings
-from shoal.types import Array, PartsSpec
+from shoal.specs import PartsSpec
+from shoal.types import Array
 from tests.parity.test_torch import infer, opened
 from tests.unit.models import head_checkpoints as made
 from tests.unit.models.checkpoints import HIDDEN

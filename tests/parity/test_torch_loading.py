@@ -22,7 +22,8 @@ from shoal.models.address import parse_address
 from shoal.models.verify import min_cosine
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import Settings
-from shoal.types import Embed, ScoreSpec
+from shoal.specs import ScoreSpec
+from shoal.types import Embed
 from tests.contract.engines.tiny import batch
 from tests.parity.reference_models import CASES, write
 from tests.parity.test_reference import TEXTS
@@ -128,7 +129,7 @@ FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
 from shoal.backends import EngineOptions, opener
 from shoal.backends._ports import Port
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 import numpy as np
 
 async def main():

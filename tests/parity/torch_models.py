@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.types import Array, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array
 from tests.contract.engines.tiny import OUTPUTS, VOCAB
 
 INPUTS = ("input_ids", "attention_mask")

@@ -15,7 +15,7 @@ import shoal
 SOURCE = Path(shoal.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
-LEAVES = {"errors", "types", "_version"}
+LEAVES = {"errors", "types", "specs", "_version"}
 # Leaves for who fetches files: `models`, and the backend that fetches a Triton.
 FETCHING = {"disk", "pip", "wheels"}
 SEAMS = LEAVES | {"core.protocols"}
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "_version": set(),
     "errors": set(),
     "types": set(),
+    "specs": {"types"},
     "settings": {"errors"},
     "names": set(),
     "durations": {"errors"},

@@ -27,7 +27,7 @@ from shoal.models.verify import Run
 from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import Settings
-from shoal.types import MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.models.checkpoints import HIDDEN, checkpoint
 from tests.unit.models.classifiers import classifier
 from tests.unit.models.engines import RUNS

@@ -11,7 +11,7 @@ from shoal.errors import ConfigError
 from shoal.local import prompted, space_of
 from shoal.models.store import Store, Stored
 from shoal.settings import ModelTable
-from shoal.types import ScoreSpec
+from shoal.specs import ScoreSpec
 from tests.unit.triton.kit import stored_model
 
 

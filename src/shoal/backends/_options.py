@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.core.protocols import Tensors
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 MOST_STREAMS = 8
 """More slots than this make batches small under a load that few large ones would serve faster; cores beyond go to the

@@ -10,7 +10,8 @@ import numpy as np
 
 from shoal.core.protocols import Tensors
 from shoal.errors import InputRejected
-from shoal.types import Activation, Array, TextSpec
+from shoal.specs import Activation, TextSpec
+from shoal.types import Array
 
 NOT_FINITE = 1e30
 """Stands for infinity where a number is kept as JSON, which has none."""

@@ -23,7 +23,7 @@ from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
 from shoal.models.variants import Parity, made_of
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

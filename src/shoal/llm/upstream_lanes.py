@@ -41,7 +41,8 @@ from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.settings import ModelTable, Settings
-from shoal.types import Activation, TaskKind, Vectors
+from shoal.specs import Activation
+from shoal.types import TaskKind, Vectors
 
 PROBE_S = 60.0
 """For the first texts of a model, which its server may have to load."""

@@ -20,7 +20,7 @@ from shoal.models.graphs.weights import read_header
 from shoal.models.manifest import Verdict
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.models.verify import Run, verify
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 SOURCE = "folder"
 """What a manifest calls the graph of such a model."""

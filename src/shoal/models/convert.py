@@ -17,7 +17,7 @@ from shoal.models.graphs.head import POOLED, TOKENS
 from shoal.models.graphs.shipped import take_shipped
 from shoal.models.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 GRAPH = "model.onnx"
 Source: TypeAlias = Literal["shipped", "built"]

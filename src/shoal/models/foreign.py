@@ -34,7 +34,7 @@ from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import choose, module_folders
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 POOLED, TOKENS = "pooled", "token_embeddings"
 DEFAULT_POOLING = "mean"

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from shoal.errors import ModelFileError
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"

@@ -25,7 +25,7 @@ from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import CONVERT, is_pickle, is_weights
 from shoal.models.store import Store, Stored
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted

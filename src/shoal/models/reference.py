@@ -19,7 +19,7 @@ from shoal.models.contract import Contract, Dense, Encoder, LayerNorm
 from shoal.models.contract.types import Late, Splade, Table, Truncate
 from shoal.models.graphs.mlm import HEADS, last_layer
 from shoal.models.graphs.weights import Weights, open_file, open_weights
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 Floats: TypeAlias = npt.NDArray[Any]
 """float32; numpy's types do not follow it through arithmetic."""

@@ -25,7 +25,8 @@ from shoal.models.manifest import FileFacts, sha256
 from shoal.models.progress import Stop
 from shoal.models.store import Store, Stored
 from shoal.models.verify import Run, row_cosines
-from shoal.types import Array, TextSpec, digest_of
+from shoal.specs import TextSpec
+from shoal.types import Array, digest_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

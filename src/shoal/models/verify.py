@@ -20,7 +20,8 @@ from shoal.models import reference
 from shoal.models.contract import Contract
 from shoal.models.graphs.text import can_build
 from shoal.models.reference import score
-from shoal.types import Array, TextPair, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array, TextPair
 
 Run: TypeAlias = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Named arrays and wanted outputs in, those outputs out, on whatever engine."""

@@ -6,7 +6,7 @@ with those of PyLate and of Stanford's ColBERT. A text of neither role is read a
 
 from __future__ import annotations
 
-from shoal.types import MultiSpec
+from shoal.specs import MultiSpec
 
 
 class Sides:

@@ -10,7 +10,8 @@ import numpy as np
 from shoal.core.protocols import Prepared, Row, Tensors, VectorSet
 from shoal.errors import NotFinite, ShoalError, Unsupported
 from shoal.pipelines.vectors import Shape, not_finite
-from shoal.types import Array, SparseVector, TextSpec, VectorKind
+from shoal.specs import TextSpec
+from shoal.types import Array, SparseVector, VectorKind
 
 PLAIN: tuple[VectorKind, ...] = ("dense",)
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from shoal.core.protocols import EngineFacts, Prepared, round_up
 from shoal.errors import ModelFileError
-from shoal.types import Array, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array
 
 IDS = "input_ids"
 TYPES = "token_type_ids"

@@ -16,7 +16,8 @@ from shoal.pipelines.padding import IDS, INPUTS, TYPES, check_inputs, padded
 from shoal.pipelines.pairing import Framed, PairTokenizer, Reading
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, TextTokenizer, byte_size, too_long
-from shoal.types import Array, Batched, Direction, Embed, Item, Rerank, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array, Batched, Direction, Embed, Item, Rerank
 
 
 class _Asked(NamedTuple):

@@ -8,7 +8,8 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.pipelines.vectors import not_finite
-from shoal.types import Activation, Array
+from shoal.specs import Activation
+from shoal.types import Array
 
 
 def score_rows(logits: Array, activation: Activation, raw: Sequence[bool]) -> list[Array | ShoalError]:

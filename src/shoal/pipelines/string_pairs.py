@@ -14,7 +14,8 @@ from shoal.pipelines.pairs import check_document_limit, no_ids
 from shoal.pipelines.passing import PAIR, TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
-from shoal.types import Activation, Array, Batched, Direction, Embed, Item, Rerank
+from shoal.specs import Activation
+from shoal.types import Array, Batched, Direction, Embed, Item, Rerank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from shoal.pipelines.outputs import Asked as AskedRow
 from shoal.pipelines.padding import IDS, check_inputs, padded
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, byte_size, most_chars, too_long
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
-from shoal.types import Array, Batched, Direction, Embed, Item, TextSpec, VectorKind
+from shoal.specs import TextSpec
+from shoal.types import Array, Batched, Direction, Embed, Item, VectorKind
 
 _WHOLE: Shape = (None, False)
 

@@ -23,11 +23,12 @@ from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.text import TextPipeline
 from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.specs import ScoreSpec, TextSpec
 from shoal.triton.probing import Answered
 from shoal.triton.scores import TextScorePipeline, head_of, score_spec
 from shoal.triton.specs import access_of, specified, store_of
 from shoal.triton.targets import Wanted
-from shoal.types import ScoreSpec, TaskKind, TextSpec, VectorKind
+from shoal.types import TaskKind, VectorKind
 
 Served: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextScorePipeline
 

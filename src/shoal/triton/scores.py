@@ -14,7 +14,8 @@ from shoal.pipelines.passing import PAIR, TEXT
 from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.settings import ModelTable
-from shoal.types import Activation, Array, Batched, Embed, Rerank, ScoreSpec
+from shoal.specs import Activation, ScoreSpec
+from shoal.types import Array, Batched, Embed, Rerank
 
 _VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
 """Names of outputs that no scores have."""

@@ -20,9 +20,9 @@ from shoal.models.prepare import SOURCE
 from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.settings import ModelTable
+from shoal.specs import ScoreSpec, SparseSpec, TextSpec
 from shoal.triton.scores import gives_scores, head_of, score_spec
 from shoal.triton.targets import Wanted
-from shoal.types import ScoreSpec, SparseSpec, TextSpec
 
 logger = logging.getLogger("shoal.triton")
 

@@ -22,7 +22,8 @@ from shoal.errors import ConfigError, ModelFileError
 from shoal.local import precision_samples
 from shoal.models.convert import Converted, convert
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Array, ScoreSpec, TextSpec
+from shoal.specs import ScoreSpec, TextSpec
+from shoal.types import Array
 from tests.contract.engines.tiny import Tiny, batch
 from tests.unit.models.head_checkpoints import pylate
 

@@ -16,7 +16,8 @@ from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.text import TextPipeline
 from shoal.pipelines.tokenizer import TextTokenizer
-from shoal.types import Activation, Array, Item, MultiSpec, ScoreSpec, SparseSpec, SparseVector, VectorKind
+from shoal.specs import Activation, MultiSpec, ScoreSpec, SparseSpec
+from shoal.types import Array, Item, SparseVector, VectorKind
 from tests.contract.pipelines.contract import TEXTS, PipelineContract, ScoreContract, VectorContract
 from tests.unit.pipelines import tiny_tokenizers
 

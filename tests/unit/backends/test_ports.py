@@ -8,7 +8,8 @@ import pytest
 
 from shoal.backends._ports import NOT_FINITE, Port, checked, example, least_cosine, rows_of, score_difference
 from shoal.errors import InputRejected
-from shoal.types import Activation, Array, MultiSpec, SparseSpec, TextSpec
+from shoal.specs import Activation, MultiSpec, SparseSpec, TextSpec
+from shoal.types import Array
 
 INT = np.dtype(np.int64)
 PORTS = (Port("ids", INT, (None, None)), Port("mask", INT, (None, None)))

@@ -20,7 +20,7 @@ from shoal.backends.torch.folder import parts_of, weights_of
 from shoal.errors import MissingExtra, ModelFileError
 from shoal.models.contract import read_contract
 from shoal.models.contract.spec import text_spec
-from shoal.types import LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.models.head_checkpoints import m3, pylate, splade
 
 SPEC = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids", "attention_mask"), dimension=8, max_tokens=16)

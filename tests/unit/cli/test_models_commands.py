@@ -19,7 +19,7 @@ from shoal.models.manifest import Manifest, Verdict, measure
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
 from shoal.settings import Settings
-from shoal.types import ScoreSpec, TextSpec
+from shoal.specs import ScoreSpec, TextSpec
 
 Shoal = Callable[..., Result]
 

@@ -19,7 +19,7 @@ import pytest
 from shoal.models.progress import Progress
 from shoal.models.sources import Access
 from shoal.models.store import Store
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

@@ -12,7 +12,8 @@ from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.convert import Converted, convert, convert_checked
 from shoal.models.graphs.text import can_build
 from shoal.models.verify import require, verify
-from shoal.types import LayerSpec, PartsSpec, ScoreSpec, TextSpec, pack, unpack
+from shoal.specs import LayerSpec, PartsSpec, ScoreSpec, TextSpec
+from shoal.types import pack, unpack
 from tests.unit.models import classifiers
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, vocabulary, write_json
 from tests.unit.models.engines import RUNS, onnxruntime_run

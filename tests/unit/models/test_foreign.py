@@ -24,7 +24,8 @@ from shoal.models.sources import Access, fetch, pins
 from shoal.models.sources.pins import Pin
 from shoal.models.store import Store
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Embed, LayerSpec, PartsSpec, TextSpec
+from shoal.specs import LayerSpec, PartsSpec, TextSpec
+from shoal.types import Embed
 from tests.unit.models import checkpoints
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 from shoal.errors import ModelFileError
 from shoal.models.convert import Converted, convert, convert_checked
 from shoal.models.verify import Verification, require, verify
-from shoal.types import Array, TextSpec, pack, unpack
+from shoal.specs import TextSpec
+from shoal.types import Array, pack, unpack
 from tests.unit.models.checkpoints import HIDDEN, vocabulary
 from tests.unit.models.engines import RUNS, onnxruntime_run
 from tests.unit.models.graphs.test_heads import ship_logits

@@ -22,7 +22,7 @@ from shoal.models.manifest import (
     sha256,
     write_manifest,
 )
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 
 @pytest.fixture

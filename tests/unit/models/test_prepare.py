@@ -20,7 +20,7 @@ from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.models.verify import Verification
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import Hub, Recorder

@@ -16,7 +16,7 @@ from shoal.models.address import Address, parse_address
 from shoal.models.manifest import MANIFEST, NOTES, Manifest, measure
 from shoal.models.progress import Stop
 from shoal.models.store import Store, Stored
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 SPEC = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16)
 TINY = parse_address("org/tiny")

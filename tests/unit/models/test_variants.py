@@ -33,7 +33,8 @@ from shoal.models.variants import (
     write_variant,
 )
 from shoal.models.verify import Run
-from shoal.types import Array, MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.types import Array
 from tests.unit.models.engines import RUNS
 
 IDS = np.array([[3, 0, 2999], [7, 1, 1]], np.int64)

@@ -11,7 +11,8 @@ import pytest
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, NotFinite, ShoalError, TooLong
 from shoal.pipelines.pairs import PairPipeline
-from shoal.types import Activation, Array, Classify, Item, Rerank, ScoreSpec, TextSpec
+from shoal.specs import Activation, ScoreSpec, TextSpec
+from shoal.types import Array, Classify, Item, Rerank
 from tests.unit.pipelines import tiny_tokenizers
 from tests.unit.pipelines.test_pairing import bare, bert, xlnet
 from tests.unit.pipelines.tiny_tokenizers import spec

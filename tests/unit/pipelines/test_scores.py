@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import NotFinite
 from shoal.pipelines.scores import activated, score_rows
-from shoal.types import Activation, Array
+from shoal.specs import Activation
+from shoal.types import Array
 
 LOGITS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=5)
 

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Embed, TextItem, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Embed, TextItem
 from tests.unit.pipelines import tiny_tokenizers
 from tests.unit.pipelines.tiny_tokenizers import spec
 

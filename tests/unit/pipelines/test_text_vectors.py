@@ -14,7 +14,8 @@ from shoal.core.protocols import EngineFacts, Prepared, VectorSet
 from shoal.errors import InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.outputs import weights_by_id
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Array, Embed, MultiSpec, SparseSpec, TextItem, VectorKind
+from shoal.specs import MultiSpec, SparseSpec
+from shoal.types import Array, Embed, TextItem, VectorKind
 from tests.unit.pipelines import tiny_tokenizers
 from tests.unit.pipelines.tiny_tokenizers import spec
 

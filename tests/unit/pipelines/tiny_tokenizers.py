@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog; don't you think so, in 2024?",

@@ -18,8 +18,9 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.models.address import parse_address
 from shoal.models.manifest import Manifest, measure
 from shoal.models.store import Store, Stored
+from shoal.specs import TextSpec
 from shoal.triton.models import TritonRunner
-from shoal.types import Array, Context, Embed, Embedded, TextSpec
+from shoal.types import Array, Context, Embed, Embedded
 from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
 from tests.unit.models import checkpoints
 

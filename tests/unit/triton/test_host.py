@@ -14,9 +14,9 @@ from shoal.errors import ConfigError, Forbidden, ModelFailed, TransportFailed
 from shoal.models.address import parse_address
 from shoal.models.store import Stored
 from shoal.settings import ModelTable, Settings
+from shoal.specs import ScoreSpec
 from shoal.triton.connections import Tritons
 from shoal.triton.host import TritonHost, entry_of
-from shoal.types import ScoreSpec
 from tests.fakes.triton import FakeTriton, Refused
 from tests.unit.triton.kit import LACKING, asked, reads, text_model, token_model
 

@@ -16,8 +16,9 @@ from shoal.errors import ConfigError, NotFinite, Unsupported
 from shoal.models.store import Stored
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import ModelTable
+from shoal.specs import TextSpec
 from shoal.triton.models import TritonRunner
-from shoal.types import Embed, TextSpec
+from shoal.types import Embed
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.models import checkpoints
 from tests.unit.triton.kit import (

@@ -19,9 +19,10 @@ from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.scores import activated
 from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.settings import ModelTable
+from shoal.specs import Activation
 from shoal.triton.models import TritonRunner
 from shoal.triton.scores import TextScorePipeline
-from shoal.types import Activation, Array, Classify, Rerank, Scored
+from shoal.types import Array, Classify, Rerank, Scored
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.models.checkpoints import checkpoint
 from tests.unit.models.classifiers import classifier

@@ -25,9 +25,10 @@ from shoal.models.store import Store, Stored
 from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import ModelTable, Settings
+from shoal.specs import TextSpec
 from shoal.triton.host import entry_of
 from shoal.triton.models import TritonRunner
-from shoal.types import Classify, Embed, Embedded, TextSpec, VectorKind
+from shoal.types import Classify, Embed, Embedded, VectorKind
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense
 from tests.unit.models.classifiers import classifier

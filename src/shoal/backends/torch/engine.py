@@ -24,7 +24,8 @@ from shoal.backends._slots import Outputs, Slots
 from shoal.backends.torch.network import Network, published_precision
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import ConfigError, MissingExtra
-from shoal.types import Array, TextSpec, digest_of
+from shoal.specs import TextSpec
+from shoal.types import Array, digest_of
 
 CUDA_SLOTS = 2
 """One batch computes; the other is copied to the device and queued behind it. A third would only wait."""

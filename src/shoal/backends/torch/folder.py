@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import ModelFileError
-from shoal.types import PartsSpec, TextSpec
+from shoal.specs import PartsSpec, TextSpec
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

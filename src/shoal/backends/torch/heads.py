@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from shoal.backends.torch.folder import TRUNCATE, parts_of, weights_of
 from shoal.errors import ModelFileError
-from shoal.types import LayerSpec, TextSpec
+from shoal.specs import LayerSpec, TextSpec
 
 Tensor: TypeAlias = Any
 """A torch.Tensor; PyTorch is no dependency of the type checker."""

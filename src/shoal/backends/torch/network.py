@@ -15,7 +15,7 @@ from shoal.backends.torch.folder import parts_of
 from shoal.backends.torch.heads import Heads, Tensor
 from shoal.core.protocols import Tensors
 from shoal.errors import ModelFileError
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 Model: TypeAlias = Any
 """A transformers.PreTrainedModel; transformers is no dependency of the type checker."""

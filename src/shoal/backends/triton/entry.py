@@ -19,7 +19,7 @@ from google.protobuf.text_format import MessageToString
 from shoal.backends.triton.naming import Part, check_served, triton_name
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, ModelFileError
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 FORMAT = 1
 """Of the parameters in config.pbtxt and of the mark; raised when an older Shoal could not make sense of them."""

@@ -16,7 +16,8 @@ import msgspec
 
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.errors import ConfigError, EngineFailed
-from shoal.types import Array, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array
 
 Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs"]
 Level: TypeAlias = Literal["sentence", "token"]

@@ -14,8 +14,8 @@ from shoal.errors import ModelFileError
 from shoal.models.contract.entries import MODULES, inner_path
 from shoal.models.contract.json_file import JsonFile, read_json, read_object
 from shoal.models.contract.types import Activation, Classifier, Encoder
-from shoal.types import Activation as ScoreActivation
-from shoal.types import ScoreSpec
+from shoal.specs import Activation as ScoreActivation
+from shoal.specs import ScoreSpec
 
 SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 ARCHITECTURE = "ForSequenceClassification"

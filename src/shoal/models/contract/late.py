@@ -20,7 +20,7 @@ from shoal.models.contract.saved import SAVED
 from shoal.models.contract.sparse import linear_file
 from shoal.models.contract.types import Dense, Late
 from shoal.models.contract.vocabulary import Vocabulary
-from shoal.types import MultiSpec
+from shoal.specs import MultiSpec
 
 COLBERT_LINEAR = "colbert_linear.safetensors"
 METADATA = "artifact.metadata"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.models.contract.types import AfterPooling, Contract, Dense, LayerNorm, Normalize, Truncate
-from shoal.types import LayerSpec, PartsSpec, TextSpec
+from shoal.specs import LayerSpec, PartsSpec, TextSpec
 
 SENTENCE = "sentence_embedding"
 

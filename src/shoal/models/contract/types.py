@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shoal.models.contract.lengths import Length
-from shoal.types import MultiSpec, ScoreSpec, SparseSpec
+from shoal.specs import MultiSpec, ScoreSpec, SparseSpec
 
 Family: TypeAlias = Literal["bert", "roberta", "mpnet", "distilbert"]
 Activation: TypeAlias = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "sigmoid", "silu"]

@@ -83,16 +83,21 @@ def text_of(ids: Sequence[int]) -> str:
 
 class TestAnswers:
     def test_pieces_come_one_by_one(self, model: Model) -> None:
-        """Greedy answers are the same in pieces as ever, and the first piece comes before the last token is made."""
+        """Greedy answers are the same in pieces as ever, and the first piece comes before the last token is made. On a
+        busy machine this tiny model may have made all before the loop had a turn: then it is asked again."""
 
         async def pieces() -> list[list[int]]:
             stream = model.generator.generate(Prompt(text="", ids=tuple(PROMPT)), Sampling(**GREEDY), context())
             return [list(piece.ids) async for piece in stream]
 
-        once, again = model.run(pieces()), model.answer(PROMPT, **GREEDY)
-        assert len(once) > 4
-        assert [one for ids in once for one in ids] == again
+        again = model.answer(PROMPT, **GREEDY)
         assert len(again) == 24
+        for _ in range(50):
+            once = model.run(pieces())
+            assert [one for ids in once for one in ids] == again
+            if len(once) > 4:
+                return
+        pytest.fail("it never came in pieces")
 
     def test_many_at_once_each_get_their_own(self, model: Model) -> None:
         """Sixteen requests in one batch answer what each answers alone."""

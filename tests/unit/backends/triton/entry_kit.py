@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.backends.triton.entry import EntryOptions, EntrySpec
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 
 SPEC = TextSpec(
     tokenizer="tokenizer.json",

@@ -14,7 +14,7 @@ from google.protobuf.text_format import Parse
 from shoal.backends.triton.entry import PROGRAMS, EntryOptions, Tensor, TritonModel, triton_models
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, InvalidValue, ModelFileError
-from shoal.types import MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.entry_kit import SPEC, entry
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from shoal.backends.triton.entry import EntrySpec, triton_models
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.pipelines.text import TextPipeline
-from shoal.types import Array, Embed, TextSpec
+from shoal.specs import TextSpec
+from shoal.types import Array, Embed
 from tests.contract.engines.tiny import Tiny
 from tests.unit.backends.triton.entry_kit import SPEC, entry
 from tests.unit.backends.triton.python_backend import (

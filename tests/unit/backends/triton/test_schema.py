@@ -22,7 +22,7 @@ from shoal.backends.triton.protocol_pb2 import (
 )
 from shoal.backends.triton.schema import Embedder, Names, Port, detect
 from shoal.errors import ConfigError, EngineFailed
-from shoal.types import TextSpec
+from shoal.specs import TextSpec
 from tests.unit.backends.triton.schema_kit import (
     IDS,
     MASK,

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.backends.triton.entry import EntrySpec, triton_models
 from shoal.backends.triton.schema import Embedder, Names, detect
-from shoal.types import MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.schema_kit import IDS, MASK, SENTENCE, Tensor, found, metadata, read, refusal, sent
 
 LOGITS: Tensor = ("logits", "FP32", [3])

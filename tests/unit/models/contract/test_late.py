@@ -16,7 +16,7 @@ from shoal.models.contract import read_contract
 from shoal.models.contract.heads import longest, with_markers
 from shoal.models.contract.lengths import Length
 from shoal.models.contract.types import Late
-from shoal.types import MultiSpec
+from shoal.specs import MultiSpec
 from tests.unit.models.checkpoints import HIDDEN, POSITIONS, ST, vocabulary, write_json
 from tests.unit.models.head_checkpoints import WIDTH, edit, modules, native, normal, pylate, stanford
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from shoal.errors import ModelFileError
 from shoal.models.contract import read_contract
 from shoal.models.contract.types import Splade
-from shoal.types import MultiSpec, SparseSpec
+from shoal.specs import MultiSpec, SparseSpec
 from tests.unit.models.checkpoints import HIDDEN, ST, checkpoint, vocabulary, write_json
 from tests.unit.models.head_checkpoints import WIDTH, edit, m3, masked, modules, normal, splade
 
