@@ -161,3 +161,35 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
         dense = (self.sentence_embedding, self.pooled) if self.dimension else ()
         heads = (self.sparse.output if self.sparse else "", self.multi.output if self.multi else "", self.tokens)
         return tuple(dict.fromkeys(name for name in (*dense, *heads) if name))
+
+
+class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a picture becomes the input of an image tower, as the model's preprocessor says, and where its vectors are.
+
+    `input`: float32 [b, 3, height, width] in RGB, with (height, width) = `size`. `output`: float32 [b, dimension], not
+    scaled. In this order, each step in the precision of the reference: `resize` "shortest" (the shorter side becomes
+    `edge`, the longer one follows, rounded down) or "squash" (to `size`, whatever the shape) by Pillow's filter
+    `resample`; `crop` to (height, width) from the middle, zeros outside; times `rescale`; minus `mean`, divided by
+    `std`, by channel.
+    """
+
+    size: tuple[int, int]
+    dimension: int
+    input: str = "pixel_values"
+    output: str = "image_embeds"
+    resize: Literal["", "shortest", "squash"] = "shortest"
+    edge: int = 0
+    resample: int = 3
+    crop: tuple[int, int] | None = None
+    rescale: float = 1 / 255
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+class ContrastSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a picture and texts are compared: `activation` over cosine * `scale` + `bias` ("softmax" over the texts of
+    one picture, CLIP; "sigmoid" of each, SigLIP)."""
+
+    scale: float
+    bias: float = 0.0
+    activation: Activation = "softmax"

@@ -29,7 +29,13 @@ TextItem: TypeAlias = str | list[int]
 TextPair: TypeAlias = tuple[str, str]
 """Two texts that a model reads together, as a query and a document."""
 
-Item: TypeAlias = TextItem | TextPair
+class Image(msgspec.Struct, frozen=True):
+    """A picture as it was sent: the bytes of a JPEG, PNG, WebP, GIF or BMP file."""
+
+    data: bytes
+
+
+Item: TypeAlias = TextItem | TextPair | Image
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -43,7 +49,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     """
 
     model: str
-    inputs: list[TextItem]
+    inputs: Sequence[TextItem | Image]
     prompt_name: str | None = None
     input_type: str | None = None
     truncate: bool | None = None

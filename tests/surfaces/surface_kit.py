@@ -16,7 +16,7 @@ from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
 from shoal.surfaces import SURFACES, Front, Options, build_app
-from shoal.types import Batched, BatchFacts, Context, Embed, Embedded, Generate, Result, TextItem, Vectors
+from shoal.types import Batched, BatchFacts, Context, Embed, Embedded, Generate, Image, Result, TextItem, Vectors
 
 MODEL = "all-MiniLM-L6-v2"
 DIMENSION = 4
@@ -72,10 +72,11 @@ class Told:
                 raise
         if self.error is not None:
             raise self.error
-        vectors: Vectors = np.array([vector(item) for item in task.inputs], dtype=np.float32)
+        texts = [item for item in task.inputs if not isinstance(item, Image)]
+        vectors: Vectors = np.array([vector(item) for item in texts], dtype=np.float32)
         return Embedded(
             vectors=vectors,
-            tokens=[len(item) for item in task.inputs],
+            tokens=[len(item) for item in texts],
             truncated=self.truncated,
             facts=FACTS,
             space=self.facts.space,

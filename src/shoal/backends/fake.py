@@ -39,7 +39,7 @@ from shoal.errors import (
     TooLong,
     TransportFailed,
 )
-from shoal.types import Array, Batched, Context, Embed, Item, Sampling, SparseVector, TokenLogprob, VectorKind
+from shoal.types import Array, Batched, Context, Embed, Image, Item, Sampling, SparseVector, TokenLogprob, VectorKind
 
 MAX_TOKENS = 512
 BATCHES_KEPT = 4096
@@ -114,6 +114,7 @@ def vector_of(ids: Sequence[int], dimension: int) -> Array:
 
 def tokens_of(item: Item) -> list[int]:
     """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
+    assert not isinstance(item, Image)
     if isinstance(item, tuple):
         item = " | ".join(item)
     return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
@@ -155,6 +156,7 @@ class FakePipeline:
             raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
 
     def estimate(self, item: Item) -> int:
+        assert not isinstance(item, Image)
         if isinstance(item, list):
             return len(item)
         size = len(item) if isinstance(item, str) else sum(map(len, item))

@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 from shoal.core.protocols import Prepared
 from shoal.errors import ShoalError
-from shoal.types import Batched, Item, TextPair
+from shoal.types import Batched, Image, Item, TextPair
 
 Entry: TypeAlias = Prepared | ShoalError
 Text: TypeAlias = str | TextPair
@@ -39,6 +39,7 @@ def in_order(
         elif isinstance(item, list):
             entries.append(ids(wants, item))
         else:
+            assert not isinstance(item, Image)
             places.append(len(entries))
             entries.append(None)
             waiting.append((wants, item))

@@ -17,7 +17,7 @@ from shoal.pipelines.pairing import Framed, PairTokenizer, Reading
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, TextTokenizer, byte_size, too_long
 from shoal.specs import TextSpec
-from shoal.types import Array, Batched, Direction, Embed, Item, Rerank
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, Rerank
 
 
 class _Asked(NamedTuple):
@@ -60,7 +60,7 @@ class PairPipeline:
 
     def estimate(self, item: Item) -> int:
         """As TextPipeline's: never more than the model takes, except for texts that are read in pieces."""
-        assert not isinstance(item, list)
+        assert not isinstance(item, list | Image)
         texts = item if isinstance(item, tuple) else (item,)
         frame = self._pairs.frame.size
         length = sum(map(len, texts))

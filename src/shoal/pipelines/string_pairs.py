@@ -15,7 +15,7 @@ from shoal.pipelines.passing import PAIR, TEXT, Count, Cutting, Passes, counted,
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
 from shoal.specs import Activation
-from shoal.types import Array, Batched, Direction, Embed, Item, Rerank
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, Rerank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class StringPairPipeline:
             )
 
     def estimate(self, item: Item) -> int:
-        assert not isinstance(item, list)
+        assert not isinstance(item, list | Image)
         texts = item if isinstance(item, tuple) else (item,)
         return self._cutting.capped(max(1, sum(map(byte_size, texts)) // 3))
 

@@ -16,7 +16,7 @@ from shoal.pipelines.outputs import PLAIN, check_kinds, finite
 from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
-from shoal.types import Array, Batched, Direction, Embed, Item, SparseVector, VectorKind
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, SparseVector, VectorKind
 
 NIM_PASSES: Passes = frozenset({"truncate", "truncation_direction", "input_type", "dimensions"})
 _NIM_ROLES = {"query": "query", "document": "passage"}
@@ -121,7 +121,7 @@ class StringPipeline:
         self._cutting.check(task)
 
     def estimate(self, item: Item) -> int:
-        assert not isinstance(item, tuple)
+        assert not isinstance(item, tuple | Image)
         if not isinstance(item, str):
             return max(1, len(item))
         return self._cutting.capped(max(1, byte_size(item) // 3))

@@ -19,7 +19,7 @@ from shoal.pipelines.padding import IDS, check_inputs, padded
 from shoal.pipelines.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, byte_size, most_chars, too_long
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
 from shoal.specs import TextSpec
-from shoal.types import Array, Batched, Direction, Embed, Item, VectorKind
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, VectorKind
 
 _WHOLE: Shape = (None, False)
 
@@ -95,7 +95,7 @@ class TextPipeline:
     def estimate(self, item: Item) -> int:
         """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
         full, so that nobody thinks its tokenising a small job."""
-        assert not isinstance(item, tuple)
+        assert not isinstance(item, tuple | Image)
         if not isinstance(item, str):
             return max(1, len(item))
         frame = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)

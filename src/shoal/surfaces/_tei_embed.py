@@ -61,13 +61,13 @@ class TeiEmbed:
 
     async def embed_all(self, request: Request) -> Reply:
         """The vectors of all tokens, as the model gives them before pooling."""
-        card, task, result = await self._of_kind(request, "tokens", _tei_models.TOKENS)
+        card, inputs, result = await self._of_kind(request, "tokens", _tei_models.TOKENS)
         _matrices.check_matrices(result.token_vectors, "inputs")
-        return _reply(request, card, task.inputs, result, await _tei_rows.matrices(result.token_vectors))
+        return _reply(request, card, inputs, result, await _tei_rows.matrices(result.token_vectors))
 
     async def embed_sparse(self, request: Request) -> Reply:
-        card, task, result = await self._of_kind(request, "sparse", _tei_models.SPARSE)
-        return _reply(request, card, task.inputs, result, await _tei_rows.sparse(result.sparse))
+        card, inputs, result = await self._of_kind(request, "sparse", _tei_models.SPARSE)
+        return _reply(request, card, inputs, result, await _tei_rows.sparse(result.sparse))
 
     async def similarity(self, request: Request) -> Reply:
         """The cosine of each sentence with the source."""
@@ -95,7 +95,7 @@ class TeiEmbed:
 
     async def _of_kind(
         self, request: Request, kind: VectorKind, wanted: _tei_models.Wanted
-    ) -> tuple[ModelCard, Embed, Embedded]:
+    ) -> tuple[ModelCard, list[TextItem], Embedded]:
         asked = await self._other.in_turns(request.body)
         inputs = _inputs(asked.inputs, self._limit)
         card = await _tei_models.find(self._gateway, request, asked.model, wanted)
@@ -109,7 +109,7 @@ class TeiEmbed:
             truncation_direction=_tei_replies.direction(asked.truncation_direction),
             outputs=(kind,),
         )
-        return card, task, await self._run(request, task)
+        return card, inputs, await self._run(request, task)
 
     async def _run(self, request: Request, task: Embed) -> Embedded:
         request.items = len(task.inputs)

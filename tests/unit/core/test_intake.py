@@ -26,7 +26,7 @@ class Jobs(FakePipeline):
 
     def __init__(self) -> None:
         super().__init__(FakeScript())
-        self.jobs: list[list[AnyItem]] = []
+        self.jobs: list[list[Any]] = []
         self.answer: Callable[[list[Prepared | ShoalError]], list[Prepared | ShoalError]] = lambda outcomes: outcomes
 
     def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
@@ -67,7 +67,7 @@ class Desk:
         return pending
 
     @property
-    def jobs(self) -> list[list[AnyItem]]:
+    def jobs(self) -> list[list[Any]]:
         return self.pipeline.jobs
 
 
@@ -131,6 +131,7 @@ class Whole(Jobs):
     """Counts a text in full, however long."""
 
     def estimate(self, item: AnyItem) -> int:
+        assert isinstance(item, str)
         return len(item) // 4 + 1
 
 
