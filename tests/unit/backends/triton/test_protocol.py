@@ -92,18 +92,17 @@ def test_what_is_committed_is_made_of_the_proto() -> None:
 def test_compiling_writes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "protocol.proto"
     copy.write_text(protocol_compile.PROTO.read_text())
-    monkeypatch.setattr(protocol_compile, "PROTO", copy)
+    monkeypatch.setattr(protocol_compile, "PROTOS", (copy,))
     protocol_compile.main()
     assert (tmp_path / "protocol_pb2.py").read_text().startswith('"""Made of protocol.proto')
     assert "class ModelConfig(" in (tmp_path / "protocol_pb2.pyi").read_text()
 
 
-def test_a_broken_proto_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_proto_is_named(tmp_path: Path) -> None:
     copy = tmp_path / "protocol.proto"
     copy.write_text("syntax = 'proto3'; message {")
-    monkeypatch.setattr(protocol_compile, "PROTO", copy)
     with pytest.raises(SystemExit, match="does not compile"):
-        protocol_compile.compiled()
+        protocol_compile.compiled(copy)
 
 
 @pytest.mark.parametrize("implementation", ["upb", "python"])
