@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "server": {"errors", "http_protocol"},
     "http_protocol": set(),
     "garbage": set(),
+    "fetching": {"errors"},
     "core": LEAVES,
     "pipelines": SEAMS,
     "backends": SEAMS | FETCHING | {"names"},

@@ -1,0 +1,53 @@
+"""The headers that a client asks for (`image_download_headers`), and which of them are sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.errors import InvalidValue
+
+MAX_HEADERS: Final = 32
+MAX_CHARACTERS: Final = 8192
+
+FIELD: Final = "image_download_headers"
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
+_REFUSED = re.compile(
+    # Of this connection, or of how the body comes (RFC 9110 7.6.1): the fetch decides on them.
+    r"host|connection|keep-alive|te|trailer|transfer-encoding|upgrade|http2-settings|proxy-.*|content-.*|expect|range"
+    r"|if-.*|accept-encoding"
+    # What proxies and frameworks trust, and what asks for something else than to read.
+    r"|forwarded|via|x-forwarded-.*|x-real-ip|x-http-method.*|x-method-override",
+    re.IGNORECASE,
+)
+
+
+def checked(headers: Mapping[str, str], *, listed: bool) -> dict[str, str]:
+    """The same headers. They go to hosts that the operator listed and to no others, since they hold secrets as a rule.
+    Raises InvalidValue naming the field; never tells a value."""
+    if headers and not listed:
+        raise InvalidValue(
+            f"{FIELD} are sent only to hosts that image_hosts lists by name: leave them out, or ask for the host there",
+            param=FIELD,
+        )
+    if len(headers) > MAX_HEADERS or sum(map(len, headers)) + sum(map(len, headers.values())) > MAX_CHARACTERS:
+        raise InvalidValue(
+            f"{FIELD} are at most {MAX_HEADERS}, of {MAX_CHARACTERS} characters in all: send fewer", param=FIELD
+        )
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise InvalidValue(
+                f"{FIELD} holds what no header can carry: a name is a token of ASCII, a value is of visible ASCII"
+                " characters with blanks between",
+                param=FIELD,
+            )
+        if _REFUSED.fullmatch(name):
+            raise InvalidValue(f"{FIELD} may not hold {name}, which the fetch decides on: leave it out", param=FIELD)
+        if name.lower() in seen:
+            raise InvalidValue(f"{FIELD} holds {name} twice: leave one out", param=FIELD)
+        seen.add(name.lower())
+    return dict(headers)

@@ -1,0 +1,158 @@
+"""Pictures that come inside the request: data URIs (RFC 2397) and raw base64 (RFC 4648, both alphabets).
+
+What a text is is decided by its form alone. A text that is none of these is refused, a path above all: nothing here
+opens a file. Everything is pure and safe in threads; a picture of 20 MB takes some tens of ms, which is for a thread.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import pybase64
+
+from shoal.errors import EmptyInput, InvalidValue
+
+MAX_BYTES: Final = 20 * 2**20
+
+MIN_BYTES: Final = 26
+"""Of a picture of any format: raw base64 of less is a word or a path whose characters happen to be base64's."""
+
+MAX_ESCAPED: Final = 2**20
+"""Characters of a data URI that is percent-encoded: each escape costs memory many times its size."""
+
+MAX_BLANKS: Final = 1024
+"""Around a text."""
+
+NEXT: Final = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
+_HEAD = 256
+_MEDIA = re.compile(r"image/[a-z0-9!#$&^_.+-]+|application/octet-stream|binary/octet-stream|", re.IGNORECASE)
+_BLANKS = b" \t\r\n"
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+# Characters of base64, and line breaks in it, that were escaped by a URI's rules.
+_ESCAPES = {b"%2b": b"+", b"%2f": b"/", b"%3d": b"=", b"%0a": b"", b"%0d": b"", b"%20": b""}
+_ESCAPES |= {escape.upper(): meant for escape, meant in _ESCAPES.items()}
+_WRONG_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A picture that is elsewhere: an http(s) URL as the client wrote it, judged by who fetches it."""
+
+    url: str
+
+
+def picture_of(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
+    """The bytes of a picture's file, or where to fetch them. Whether they are a picture is for who decodes them.
+
+    Raises InvalidValue for a text that is neither, or of more than `max_bytes`, and EmptyInput for an empty one.
+    """
+    start, end = _inside(text)
+    if start == end:
+        raise EmptyInput(f"the picture is empty: {NEXT}")
+    found = _SCHEME.match(text, start)
+    if found is None:
+        return _raw(text, start, end, max_bytes)
+    scheme = found[1].lower()
+    if scheme in {"http", "https"}:
+        return Link(text[start:end])
+    if scheme == "data":
+        return _data(text, start, max_bytes)
+    raise InvalidValue(f"a picture is never read from {scheme!r} here: {NEXT}")
+
+
+def _inside(text: str) -> tuple[int, int]:
+    """Where a text begins and ends without the blanks around it. Large texts are looked at where they are, since each
+    copy costs as much as the picture; of more blanks than anybody writes, the rest is left to be refused."""
+    start, end = 0, len(text)
+    while start < min(end, MAX_BLANKS) and text[start] in " \t\r\n":
+        start += 1
+    while end > max(start, len(text) - MAX_BLANKS) and text[end - 1] in " \t\r\n":
+        end -= 1
+    return start, end
+
+
+def _data(text: str, start: int, max_bytes: int) -> bytes:
+    """A data URI that begins at `start`: what is after the comma, decoded."""
+    comma = text.find(",", start, start + _HEAD)
+    if comma < 0:
+        raise InvalidValue("the data URI has no comma before its data: write data:image/png;base64,...")
+    media, *params = (part.strip() for part in text[start + len("data:") : comma].split(";"))
+    if not _MEDIA.fullmatch(media):
+        raise InvalidValue("the data URI is not of an image: write data:image/png;base64,... or the type that it has")
+    if media.lower().startswith("image/svg"):
+        raise InvalidValue("SVG is not drawn here: send the picture as PNG or JPEG")
+    decode = _base64 if "base64" in map(str.lower, params) else _escaped
+    decoded = decode(text, comma + 1, max_bytes)
+    if not decoded:
+        raise InvalidValue("the data URI holds no data: send the bytes of the picture's file")
+    return decoded
+
+
+def _raw(text: str, start: int, end: int, max_bytes: int) -> bytes:
+    """Base64 that nothing says is base64: with line breaks, and without any other blank."""
+    other = InvalidValue(f"the text is no picture, and files are never opened by their path: {NEXT}")
+    if any(text.find(blank, start, end) >= 0 for blank in " \t"):
+        raise other
+    try:
+        decoded = _base64(text, start, max_bytes)
+    except _NotBase64:
+        raise other from None
+    if len(decoded) < MIN_BYTES:
+        raise other
+    return decoded
+
+
+class _NotBase64(InvalidValue):
+    """Whoever knows that it was meant to be lets this out as it is."""
+
+
+def _base64(text: str, start: int, max_bytes: int) -> bytes:
+    """Padding may be missing, either alphabet is read, blanks are passed over. Holds two copies of the text at most."""
+    wrong = _NotBase64(f"the data is not base64: {NEXT}")
+    if not text.isascii():
+        raise wrong
+    # A third more than the bytes, and a tenth of that for line breaks and escapes: what is longer is not copied.
+    if len(text) > max_bytes * 3 // 2 + MAX_ESCAPED:
+        raise _too_large(max_bytes)
+    raw = text.encode("ascii")
+    raw = raw[start:]
+    if b"%" in raw:
+        for escape, meant in _ESCAPES.items():
+            raw = raw.replace(escape, meant)
+    if any(blank in raw for blank in (b" ", b"\t", b"\r", b"\n")):
+        raw = raw.translate(None, _BLANKS)
+    padding = len(raw[-3:]) - len(raw[-3:].rstrip(b"="))
+    if padding < 3:
+        raw = raw[: len(raw) - padding]
+    if len(raw) * 3 // 4 > max_bytes:
+        raise _too_large(max_bytes)
+    if b"-" in raw or b"_" in raw:
+        raw = raw.translate(_STANDARD)
+    raw += b"=" * (-len(raw) % 4)
+    try:
+        return pybase64.b64decode(raw, validate=True)
+    except binascii.Error:
+        raise wrong from None
+
+
+def _escaped(text: str, start: int, max_bytes: int) -> bytes:
+    """Percent-encoded bytes (RFC 3986 2.1)."""
+    if len(text) - start > MAX_ESCAPED:
+        raise InvalidValue(f"a percent-encoded data URI has {MAX_ESCAPED} characters at most: use base64")
+    data = text[start:].rstrip(" \t\r\n")
+    if not data.isascii() or _WRONG_ESCAPE.search(data):
+        raise InvalidValue("the data URI is not percent-encoded as it should be: write ;base64, and base64")
+    if len(data) - 2 * data.count("%") > max_bytes:
+        raise _too_large(max_bytes)
+    return unquote_to_bytes(data)
+
+
+def _too_large(max_bytes: int) -> InvalidValue:
+    most = f"{max_bytes / 2**20:.3g} MiB" if max_bytes >= 2**20 else f"{max_bytes} bytes"
+    return InvalidValue(f"the picture has more than the {most} that one may have: send a smaller one")

@@ -1,0 +1,208 @@
+"""What a picture's file says of itself, read before any decoder sees it: its format, its size, and what decoding costs.
+
+Sources: the PNG specification (third edition), GIF89a, ITU T.81 (JPEG), the WebP container and lossless specifications,
+Microsoft's BITMAPINFOHEADER.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Literal, NoReturn, TypeAlias
+
+from shoal.errors import InvalidValue
+
+Format: TypeAlias = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
+
+MAX_BYTES = 20_000_000
+MAX_PIXELS = 40_000_000
+MAX_SIDE = 65_535
+"""What JPEG and GIF can say; the passes of a resize have a row or a column for each."""
+
+_MAX_SCANS = 100
+_MAX_PARTS = 100_000
+_PIXEL = 4
+"""Bytes of a pixel in Pillow's memory, whether it has three channels or four."""
+_WEBP_PIXEL = 16
+"""libwebp's animation decoder keeps two canvases, hands over a third, and Pillow copies that one."""
+
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+# IHDR, palette, transparency, pixels, orientation; the rest of a PNG is text, profiles and animation.
+_PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"IEND"})
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """`data`: the file without what its picture does not need. `pixel_bytes`: what decoding holds, for each pixel."""
+
+    format: Format
+    width: int
+    height: int
+    data: bytes
+    pixel_bytes: float = _PIXEL
+
+
+def read_header(data: bytes) -> Header:
+    """The format is what the first bytes say, whatever else the file may be too. Raises InvalidValue for none,
+    for another format, for a broken header, and for more bytes or pixels than may be."""
+    if not data:
+        _refuse("it has no bytes: send a JPEG, PNG, WebP, GIF or BMP file")
+    if len(data) > MAX_BYTES:
+        _refuse(f"it has {len(data)} bytes, and {MAX_BYTES} are allowed: send it smaller or compressed more")
+    header = _read(data)
+    if header is None:
+        _refuse("its header is cut off: send the whole file")
+    width, height = header.width, header.height
+    if width < 1 or height < 1:
+        _refuse(f"its header says {width} x {height} pixels: send a whole file")
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        _refuse(
+            f"it has {width} x {height} = {width * height} pixels, and {MAX_PIXELS} are allowed, {MAX_SIDE} a side: "
+            "send it smaller"
+        )
+    return header
+
+
+def _refuse(why: str) -> NoReturn:
+    raise InvalidValue(f"the picture cannot be read: {why}", param="input")
+
+
+def _read(data: bytes) -> Header | None:
+    """None for a file that ends before its header does."""
+    try:
+        return _parsed(data)
+    except (struct.error, IndexError):
+        return None
+
+
+def _parsed(data: bytes) -> Header:
+    if data.startswith(b"\xff\xd8\xff"):
+        return _jpeg(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _png(data)
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return _webp(data)
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return _gif(data)
+    if data.startswith(b"BM"):
+        return _bmp(data)
+    _refuse("its first bytes are not those of a JPEG, PNG, WebP, GIF or BMP file: convert it to one of these")
+
+
+def _jpeg(data: bytes) -> Header:
+    """Walks all markers. With several scans the decoder keeps every coefficient, two bytes each, until the last; and a
+    scan of a few bytes makes it go through all of them, so that their number is bounded."""
+    width = height = scans = 0
+    samples = 0.0
+    place = 2
+    for _ in range(_MAX_PARTS):
+        found = _MARKER.search(data, place)
+        if found is None or found[1] == b"\xd9":
+            break
+        marker, place = found[1][0], found.end()
+        if marker == 0x01:
+            continue
+        (length,) = struct.unpack_from(">H", data, place)
+        if marker in _FRAMES:
+            if width:
+                _refuse("it is a JPEG with two frames: save it again")
+            height, width, channels = struct.unpack_from(">HHB", data, place + 3)
+            rates = [data[place + 9 + 3 * each] for each in range(channels)]
+            sizes = [(rate >> 4) * (rate & 15) for rate in rates]
+            samples = sum(sizes) / max(1, max(rate >> 4 for rate in rates) * max(rate & 15 for rate in rates))
+        scans += marker == 0xDA
+        place += max(2, length)
+    else:
+        _refuse("its JPEG has too many segments: save it again")
+    if scans > _MAX_SCANS:
+        _refuse(f"its JPEG has {scans} scans, and {_MAX_SCANS} are allowed: save it again as a baseline JPEG")
+    several = scans > 1
+    return Header("JPEG", width, height, data, _PIXEL + 2 * samples if several else _PIXEL)
+
+
+def _png(data: bytes) -> Header:
+    """Only the chunks that make the picture are kept: texts and profiles inflate, and nobody reads them."""
+    if data[12:16] != b"IHDR":
+        _refuse("its PNG does not begin with a header: save it again")
+    width, height = struct.unpack_from(">II", data, 16)
+    kept = [data[:8]]
+    place = 8
+    for _ in range(_MAX_PARTS):
+        if place >= len(data):
+            break
+        (length,) = struct.unpack_from(">I", data, place)
+        kind, end = data[place + 4 : place + 8], place + 12 + length
+        if kind in _PNG_KEPT:
+            kept.append(data[place:end])
+        if kind == b"IEND":
+            break
+        place = end
+    else:
+        _refuse("its PNG has too many chunks: save it again")
+    return Header("PNG", width, height, b"".join(kept))
+
+
+def _webp(data: bytes) -> Header:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
+    elif kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif kind == b"VP8 ":
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+    else:
+        _refuse("its WebP holds no picture: save it again")
+    return Header("WEBP", width, height, data, _WEBP_PIXEL)
+
+
+def _gif(data: bytes) -> Header:
+    """The first frame alone, of the size of the whole picture; comments and what follows are left out."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    place = 13 + _table(flags)
+    kept = [data[:place]]
+    for _ in range(_MAX_PARTS):
+        start, kind = place, data[place]
+        if kind == 0x2C:
+            left, top, frame_width, frame_height, flags = struct.unpack_from("<HHHHB", data, place + 1)
+            place = _blocks_end(data, place + 11 + _table(flags))
+            kept += [data[start:place], b";"]
+            # Decoders make the picture as large as its frame.
+            sides = max(width, left + frame_width), max(height, top + frame_height)
+            return Header("GIF", *sides, b"".join(kept))
+        if kind != 0x21:
+            break
+        place = _blocks_end(data, place + 2)
+        if data[start + 1] == 0xF9:
+            kept.append(data[start:place])
+    _refuse("its GIF has no frame: save it again")
+
+
+def _table(flags: int) -> int:
+    """Bytes of a table of colours."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _blocks_end(data: bytes, place: int) -> int:
+    """Behind a row of blocks that each begin with their size; one of size 0 is the last. A file that is cut off ends
+    where it ends: whether enough is there is for the decoder to say."""
+    while place < len(data):
+        size = data[place]
+        place += 1 + size
+        if not size:
+            break
+    return min(place, len(data))
+
+
+def _bmp(data: bytes) -> Header:
+    (size,) = struct.unpack_from("<I", data, 14)
+    if size == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+        return Header("BMP", width, height, data)
+    width, height, _, _, compression = struct.unpack_from("<iiHHI", data, 18)
+    if compression not in (0, 3):
+        _refuse("its BMP is compressed: send it as PNG")
+    return Header("BMP", width, abs(height), data)

@@ -1,0 +1,194 @@
+"""A file's bytes to upright RGB pixels of the size that is wanted, without ever holding the picture twice.
+
+A picture of 40 million pixels takes 160 MB in Pillow, whatever its channels: so it is made RGB in place, strip by
+strip; where it must be turned, or Pillow would copy it, one channel is turned and resized after another, which gives
+the same bytes as doing all three at once.
+
+JPEG draft mode (decoding at 1/2, 1/4 or 1/8) is not used: its result is not within 1/255 of the full decode (see
+tests/unit/pipelines/image/test_pixels.py for the figures).
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+
+import numpy as np
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from shoal.errors import InvalidValue
+from shoal.pipelines.image.budget import SHARED, Budget, trim
+from shoal.pipelines.image.files import Format, Header, read_header
+from shoal.types import Array
+
+Resize = Callable[[Image.Image], Image.Image]
+"""An upright picture (mode RGB) or channel of it (mode L) to what is wanted of it."""
+
+Extra = Callable[[int, int], int]
+"""Bytes that resizing a picture of (width, height) takes beside the picture itself."""
+
+# One class each, so that no other decoder of Pillow's ever sees the bytes.
+_READERS: dict[Format, type[ImageFile.ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+}
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+_TRIMMED = 16_000_000
+"""Bytes of a picture behind which memory is given back to the system."""
+_STRIP = 1 << 17
+_TURNED_WHOLE = 4_000_000
+"""Pixels up to which RGB is turned and resized in one go, which is faster, and takes 8 bytes each."""
+_GREY = frozenset({"1", "L", "I;16"})
+
+
+def decode(data: bytes) -> Array:
+    """All pixels, uint8 [height, width, 3], upright. Raises as `channels` does."""
+    return channels(data, lambda channel: channel)
+
+
+def channels(data: bytes, resize: Resize, *, extra: Extra = lambda width, height: 0, budget: Budget = SHARED) -> Array:
+    """What `resize` makes of the three channels, uint8 [height, width, 3].
+
+    EXIF's orientation is applied. What is transparent is laid over white, as transformers 5 does for its processors.
+    Of an animation it is the first frame. 16-bit grey is scaled to 8 bits, rounded; profiles are ignored.
+    Waits for room in `budget`. Raises InvalidValue for whatever is wrong with the bytes.
+    """
+    header = read_header(data)
+    cost = _cost(header, extra, budget.total)
+    with budget.room(cost):
+        found = _tried(header, resize)
+        if cost > _TRIMMED:
+            trim()
+    if isinstance(found, str):
+        raise InvalidValue(
+            f"the picture cannot be read: it is a broken {header.format} file ({found[:120]}); save it again",
+            param="input",
+        )
+    return found
+
+
+def _tried(header: Header, resize: Resize) -> Array | str:
+    """The channels, or why there are none. Not raised: an error's frames hold the picture, for as long as anybody
+    holds the error."""
+    try:
+        picture = _READERS[header.format](io.BytesIO(header.data))
+        if picture.size != (header.width, header.height):
+            return "its size is not that of its header"
+        turn = _turn(picture)
+        picture.load()
+        flat = _flat(picture)
+        del picture  # a palette's pixels, or those of a decoder, have no room beside what follows
+        return _bands(flat, turn, resize)
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error,
+        # IndexError, MemoryError and more for broken bytes: none of them is anybody's fault but the file's.
+        return str(error) if error.args else type(error).__name__
+
+
+def _cost(header: Header, extra: Extra, total: int) -> int:
+    """Bytes in memory at the worst moment: the decoder's, or later the picture with what is turned of it."""
+    width, height = header.width, header.height
+    pixels = width * height
+    later = pixels * (8 if pixels <= _TURNED_WHOLE else 6) + max(extra(width, height), extra(height, width))
+    cost = max(int(pixels * header.pixel_bytes), later)
+    if cost > total:
+        raise InvalidValue(
+            f"the picture cannot be read: {width} x {height} pixels of this kind of {header.format} take {cost} bytes "
+            f"of memory, and {total} are allowed: send it smaller, or as a baseline JPEG",
+            param="input",
+        )
+    return cost
+
+
+def _bands(picture: Image.Image, turn: Image.Transpose | None, resize: Resize) -> Array:
+    if picture.mode == "L" or (picture.mode == "RGB" and (turn is None or _pixels(picture) <= _TURNED_WHOLE)):
+        upright = picture if turn is None else picture.transpose(turn)
+        values = np.asarray(resize(upright))
+        return np.stack([values] * 3, axis=-1) if values.ndim == 2 else values
+    done: list[Array] = []
+    for band in range(3):
+        channel = picture.getchannel(band)
+        if turn is not None:
+            channel = channel.transpose(turn)
+        done.append(np.asarray(resize(channel)))
+        del channel
+    return np.stack(done, axis=-1)
+
+
+def _pixels(picture: Image.Image) -> int:
+    return picture.width * picture.height
+
+
+def _turn(picture: Image.Image) -> Image.Transpose | None:
+    """What makes the picture upright, from the first directory of its EXIF (a TIFF file); None for nothing or for one
+    that cannot be read, which is no reason to refuse the pixels."""
+    exif = picture.info.get("exif")
+    if not isinstance(exif, bytes):
+        return None
+    exif = exif.removeprefix(b"Exif\x00\x00")
+    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
+    if order is None:
+        return None
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, start)
+        for place in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, place)
+            if tag == _ORIENTATION:
+                return _TURNS.get(value) if kind == 3 else None
+    except struct.error:
+        pass  # cut off
+    return None
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """The same as RGB, or as L where it is grey: its first channels are what counts. Modes of four bytes a pixel are
+    overwritten in place; smaller ones become a new picture."""
+    if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
+        return picture
+    inside = picture.mode in ("RGB", "RGBA", "CMYK", "LA")
+    grey = picture.mode in _GREY
+    target = picture if inside else Image.new("L" if grey else "RGB", picture.size)
+    rows = max(1, _STRIP // picture.width)
+    for top in range(0, picture.height, rows):
+        strip = picture.crop((0, top, picture.width, min(picture.height, top + rows)))
+        target.paste(_as(target.mode, _opaque(strip)), (0, top))
+    return target.getchannel(0) if target.mode == "LA" else target
+
+
+def _opaque(strip: Image.Image) -> Image.Image:
+    """RGB or L, laid over white."""
+    if strip.mode == "I;16":
+        return _eight_bits(strip)
+    if "transparency" in strip.info or strip.mode in ("RGBA", "LA"):
+        strip = strip.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB")
+    return strip.convert("L" if strip.mode in _GREY else "RGB")
+
+
+def _eight_bits(strip: Image.Image) -> Image.Image:
+    values = np.asarray(strip).astype(np.uint32)
+    scaled = ((values * 255 + 32767) // 65535).astype(np.uint8)
+    hidden = strip.info.get("transparency")
+    if isinstance(hidden, int):
+        scaled[values == hidden] = 255
+    return Image.fromarray(scaled)
+
+
+def _as(mode: str, strip: Image.Image) -> Image.Image:
+    """Put where a picture of `mode` keeps its first three channels."""
+    if mode == "CMYK":
+        return Image.merge("CMYK", [*strip.split(), Image.new("L", strip.size)])
+    return strip.convert(mode)

@@ -1,0 +1,119 @@
+"""What a model's preprocessor does to a picture, to the byte as transformers' PIL processors do it."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+from PIL import Image
+
+from shoal.errors import ModelFileError
+from shoal.pipelines.image.budget import SHARED, Budget
+from shoal.pipelines.image.pixels import channels
+from shoal.specs import ImageSpec
+from shoal.types import Array, Vectors
+
+_FILE = "preprocessor_config.json"
+_WHOLE = 1 << 20
+"""Pixels up to which a picture is resized as a whole before it is cropped."""
+_SUPPORT = 4
+"""Pillow's filters reach three pixels of the smaller side, and one more for the rounding."""
+
+
+class Preprocessing:
+    """The steps of one spec. Raises ModelFileError where they do not end in pictures of the model's size."""
+
+    def __init__(self, spec: ImageSpec, *, budget: Budget = SHARED) -> None:
+        if spec.resize == "shortest" and spec.edge < 1:
+            raise ModelFileError("the shorter side must become at least 1 pixel", file=_FILE, key="size")
+        if spec.resize != "squash" and spec.crop is None:
+            raise ModelFileError("pictures would keep their shapes, and the model takes one", file=_FILE, key="size")
+        if spec.crop is not None and spec.crop != spec.size:
+            raise ModelFileError(f"the model takes {spec.size}, not {spec.crop}", file=_FILE, key="crop_size")
+        if spec.resample not in range(6):
+            raise ModelFileError("Pillow's filters are 0 to 5", file=_FILE, key="resample")
+        if not all(spec.std):
+            raise ModelFileError("no channel can be divided by 0", file=_FILE, key="image_std")
+        self.spec = spec
+        self.budget = budget
+        self._filter = Image.Resampling(spec.resample)
+        self._mean = np.array(spec.mean, dtype=np.float32)
+        self._std = np.array(spec.std, dtype=np.float32)
+
+    def pixels(self, data: bytes) -> Array:
+        """Resized and cropped, uint8 [height, width, 3]. Raises InvalidValue as `channels` does."""
+        resized = channels(data, self._resized, extra=self._extra, budget=self.budget)
+        return resized if resized.shape[:2] == self.spec.size else _cropped(resized, self.spec.size)
+
+    def values(self, pixels: Array) -> Vectors:
+        """float32 [3, height, width] of `pixels`. Scaled in float64 and rounded to float32 once, then normalised in
+        float32, as the reference does."""
+        scaled = (pixels.astype(np.float64) * self.spec.rescale).astype(np.float32)
+        return np.ascontiguousarray(((scaled - self._mean) / self._std).transpose(2, 0, 1))
+
+    def resized_size(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) after the resize, before the crop."""
+        if self.spec.resize == "squash":
+            return self.spec.size[1], self.spec.size[0]
+        if not self.spec.resize:
+            return width, height
+        edge = self.spec.edge
+        long = int(edge * max(width, height) / min(width, height))
+        return (edge, long) if width <= height else (long, edge)
+
+    def _resized(self, picture: Image.Image) -> Image.Image:
+        size = self.resized_size(*picture.size)
+        if size == picture.size:
+            return self._middle(picture)
+        if self.spec.resize == "squash" or size[0] * size[1] <= _WHOLE:
+            return picture.resize(size, self._filter)
+        return self._window(picture, size)
+
+    def _middle(self, picture: Image.Image) -> Image.Image:
+        """Large pictures are cropped here, without the pixels that nobody needs; zeros are for `_cropped` to add."""
+        height, width = self.spec.size
+        if picture.width < width or picture.height < height:
+            return picture
+        left, top = (picture.width - width) // 2, (picture.height - height) // 2
+        return picture.crop((left, top, left + width, top + height))
+
+    def _window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+        """Of what a resize to `size` gives all of the shorter side, and the middle of the longer one, computed from the
+        pixels that it depends on: a line of pixels would become a picture of gigabytes."""
+        axis = int(size[1] > size[0])
+        scale = picture.size[axis] / size[axis]
+        wanted = min(size[axis], self.spec.size[1 - axis])
+        first = (size[axis] - wanted) // 2
+        margin = _SUPPORT * max(1.0, scale)
+        start = max(0, int(first * scale - margin))
+        end = min(picture.size[axis], ceil((first + wanted) * scale + margin))
+        # Relative to the part: Pillow keeps a box in float32.
+        low, high = first * scale - start, min((first + wanted) * scale - start, float(end - start))
+        if axis:
+            part = picture.crop((0, start, picture.width, end))
+            return part.resize((size[0], wanted), self._filter, box=(0.0, low, float(picture.width), high))
+        part = picture.crop((start, 0, end, picture.height))
+        return part.resize((wanted, size[1]), self._filter, box=(low, 0.0, high, float(picture.height)))
+
+    def _extra(self, width: int, height: int) -> int:
+        """The rows of a resize's first pass, its result, and the arrays that are made of it."""
+        size = self.resized_size(width, height)
+        if size == (width, height) or (self.spec.resize == "shortest" and size[0] * size[1] > _WHOLE):
+            most = max(*self.spec.size, self.spec.edge)
+            size = min(size[0], most), min(size[1], most)
+        return 4 * size[0] * height + 10 * size[0] * size[1]
+
+
+def _cropped(pixels: Array, size: tuple[int, int]) -> Array:
+    """[height, width, 3] of `size` from the middle, zeros outside: half of a side that does not divide evenly goes to
+    the top and left where the picture is smaller, as the reference has it."""
+    result = np.zeros((*size, 3), dtype=pixels.dtype)
+    ours: list[slice] = []
+    theirs: list[slice] = []
+    for have, want in zip(pixels.shape[:2], size, strict=True):
+        start = (have - want) // 2
+        pad = ceil((want - have) / 2) if have < want else 0
+        ours.append(slice(pad, pad + min(have, want)))
+        theirs.append(slice(max(0, start), max(0, start) + min(have, want)))
+    result[ours[0], ours[1]] = pixels[theirs[0], theirs[1]]
+    return result

@@ -1,0 +1,107 @@
+"""Memory and time of hostile and of large pictures, in a process of their own with hard limits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.unit.pipelines.image.pictures import bombs, broken, chunk, png_of, turned
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+# Reads pictures with at most so many MB more of address space, and seconds of CPU, than it has at the start.
+READER = """
+import json, resource, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from shoal.errors import InvalidValue
+from shoal.pipelines.image.preprocessing import Preprocessing
+from shoal.specs import ImageSpec
+
+def kilobytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+steps = Preprocessing(ImageSpec(size=(224, 224), dimension=8, edge=224, crop=(224, 224)))
+more, seconds, threads, *names = sys.argv[1:]
+files = {name: Path(name).read_bytes() for name in names}
+steps.values(steps.pixels(files.pop(names[0])))
+resource.setrlimit(resource.RLIMIT_AS, (kilobytes("VmSize") * 1024 + int(more) * 1_000_000,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (int(seconds),) * 2)
+
+def read(data):
+    try:
+        return list(steps.values(steps.pixels(data)).shape)
+    except InvalidValue as error:
+        return str(error)
+
+before = kilobytes("VmRSS")
+if int(threads) > 1:
+    with ThreadPoolExecutor(int(threads)) as pool:
+        said = list(pool.map(read, files.values()))
+else:
+    said = [read(data) for data in files.values()]
+print(json.dumps([dict(zip(files, said)), (kilobytes("VmHWM") - before) * 1024]))
+"""
+
+
+def read(
+    folder: Path, pictures: dict[str, bytes], *, more: int, seconds: int, threads: int = 1
+) -> tuple[dict[str, object], int]:
+    """What became of each picture, and bytes by which the process grew. A first, harmless one loads what is needed."""
+    names: dict[str, str] = {}
+    for number, (name, data) in enumerate({"": turned(6), **pictures}.items()):
+        path = folder / str(number)
+        path.write_bytes(data)
+        names[str(path)] = name
+    command = [sys.executable, "-c", READER, str(more), str(seconds), str(threads), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, grown = json.loads(done.stdout)
+    return {names[path]: each for path, each in said.items()}, grown
+
+
+def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:
+    """All are refused for what they are and not because memory ran out, in 64 MB, and a few seconds in total; the one
+    that hides in text has no pixels."""
+    hostile = bombs() | broken()
+    said, grown = read(tmp_path, hostile, more=64, seconds=20)
+    assert set(said) == set(hostile)
+    for name, each in said.items():
+        assert isinstance(each, str), name
+        assert "MemoryError" not in each, name
+    assert grown < 64_000_000
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "turned JPEG", "alpha"])
+def test_legal_pictures_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
+    """40 million pixels, the most that is allowed, in 256 MiB."""
+    path = tmp_path / "large.jpg"
+    if kind == "alpha":
+        packer = zlib.compressobj(1)
+        row = b"\x00" + bytes([9, 8, 7, 128]) * 8000
+        packed = b"".join([*(packer.compress(row) for _ in range(5000)), packer.flush()])
+        data = png_of(8000, 5000, chunk(b"IDAT", packed), colour=6)
+    else:
+        exif = Image.Exif()
+        exif[0x0112] = 6 if kind == "turned JPEG" else 1
+        Image.new("RGB", (8000, 5000), "red").save(path, exif=exif)
+        data = path.read_bytes()
+    said, grown = read(tmp_path, {kind: data}, more=600, seconds=60)
+    assert said == {kind: [3, 224, 224]}
+    assert grown < 256 * 1024 * 1024
+
+
+def test_threads_share_the_budget(tmp_path: Path) -> None:
+    """Six pictures of 20 million pixels each take 480 MB at once; two fit, and what malloc keeps is given back."""
+    Image.new("RGB", (5000, 4000), "blue").save(tmp_path / "large.jpg")
+    data = (tmp_path / "large.jpg").read_bytes()
+    said, grown = read(tmp_path, {str(each): data for each in range(6)}, more=4000, seconds=60, threads=6)
+    assert list(said.values()) == [[3, 224, 224]] * 6
+    assert grown < 300 * 1024 * 1024

@@ -1,0 +1,84 @@
+"""Bytes lent to decoders: never more than there are, in the order of asking."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+
+from shoal.pipelines.image.budget import TOTAL, Budget
+
+
+def test_the_total_is_256_mib() -> None:
+    """What the whole process may decode at once."""
+    assert TOTAL == Budget().total == 256 * 1024 * 1024
+
+
+@pytest.mark.parametrize("size", [-1, 101])
+def test_what_never_fits_is_refused(size: int) -> None:
+    """Nobody waits for ever."""
+    with pytest.raises(ValueError, match="never fit"), Budget(100).room(size):
+        pass
+
+
+def test_room_is_given_back_by_errors_too() -> None:
+    """All of it can be lent again."""
+    budget = Budget(100)
+    for _ in range(3):
+        with pytest.raises(KeyError), budget.room(100):
+            raise KeyError
+
+
+def test_never_more_than_the_total_is_lent() -> None:
+    """Whatever sizes twelve threads ask for."""
+    budget, guard = Budget(100), threading.Lock()
+    held, most, finished = 0, 0, 0
+
+    def work(size: int) -> None:
+        nonlocal held, most, finished
+        for _ in range(50):
+            with budget.room(size):
+                with guard:
+                    held += size
+                    most = max(most, held)
+                with guard:
+                    held -= size
+        with guard:
+            finished += 1
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in (1, 7, 30, 50, 60, 100) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert finished == 12
+    assert 0 < most <= 100
+
+
+def test_a_large_picture_is_not_overtaken() -> None:
+    """A small one that asks later waits behind it, though there is room for it."""
+    budget, order, asked = Budget(100), list[str](), threading.Semaphore(0)
+
+    class Noted(deque[object]):
+        def append(self, ticket: object) -> None:
+            super().append(ticket)
+            asked.release()
+
+    budget._waiting = Noted()
+
+    def work(name: str, size: int) -> None:
+        with budget.room(size):
+            order.append(name)
+
+    large = threading.Thread(target=work, args=("large", 90))
+    small = threading.Thread(target=work, args=("small", 11))
+    with budget.room(20):
+        assert asked.acquire(timeout=30)
+        for thread in (large, small):
+            thread.start()
+            assert asked.acquire(timeout=30)
+        assert order == []
+    large.join(30)
+    small.join(30)
+    assert order == ["large", "small"]

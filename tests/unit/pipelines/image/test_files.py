@@ -1,0 +1,112 @@
+"""Headers: the format by its first bytes, the size, and what may not be."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shoal.errors import InvalidValue, ShoalError
+from shoal.pipelines.image.files import MAX_BYTES, MAX_PIXELS, MAX_SIDE, read_header
+from tests.unit.pipelines.image.pictures import (
+    animation,
+    bombs,
+    chunk,
+    drawn,
+    many_scans,
+    pictures,
+    png_of,
+    saved,
+)
+
+
+@pytest.mark.parametrize("name", pictures())
+def test_sizes_are_those_that_pillow_reads(name: str) -> None:
+    """And the format too, of the file as it came and of what is kept of it."""
+    header = read_header(pictures()[name])
+    for data in (pictures()[name], header.data):
+        with Image.open(io.BytesIO(data)) as picture:
+            assert (picture.format, *picture.size) == (header.format, header.width, header.height)
+
+
+@pytest.mark.parametrize("name", bombs())
+def test_bombs_are_known_by_their_headers(name: str) -> None:
+    """All but the one that hides in text, which is left out."""
+    if name == "PNG whose pixels are text":
+        assert len(read_header(bombs()[name]).data) < 200
+        return
+    with pytest.raises(InvalidValue) as caught:
+        read_header(bombs()[name])
+    assert caught.value.param == "input"
+
+
+def test_limits_are_named_with_what_was_sent() -> None:
+    """Both numbers, and what to do."""
+    with pytest.raises(InvalidValue, match=rf"{MAX_BYTES + 1} bytes, and {MAX_BYTES} are allowed.*smaller"):
+        read_header(bytes(MAX_BYTES + 1))
+    with pytest.raises(InvalidValue, match=rf"8001 x 5000 = 40005000 pixels, and {MAX_PIXELS} are allowed"):
+        read_header(png_of(8001, 5000))
+    with pytest.raises(InvalidValue, match="JPEG, PNG, WebP, GIF or BMP"):
+        read_header(b"<svg/>")
+    with pytest.raises(InvalidValue, match="no bytes: send a JPEG"):
+        read_header(b"")
+
+
+def test_limits_are_inclusive() -> None:
+    """40 million pixels are legal, and 20 million bytes."""
+    assert read_header(png_of(8000, 5000)).width == 8000
+    assert read_header(png_of(MAX_SIDE, 1)).width == MAX_SIDE
+    small = png_of(4, 4)
+    assert read_header(small + bytes(MAX_BYTES - len(small))).data == small
+
+
+def test_only_what_makes_the_first_picture_is_kept() -> None:
+    """Text, profiles and later frames never reach a decoder."""
+    noted = png_of(4, 4, chunk(b"tEXt", b"a\x00b"), chunk(b"IDAT", b""), chunk(b"acTL", bytes(8)))
+    assert read_header(noted).data == png_of(4, 4, chunk(b"IDAT", b""))
+    still = read_header(animation("GIF", comment=b"hello" * 300))
+    assert b"hello" not in still.data
+    with Image.open(io.BytesIO(still.data)) as picture:
+        assert getattr(picture, "n_frames", 1) == 1
+
+
+def test_scans_cost_memory_and_time() -> None:
+    """With several, libjpeg keeps two bytes for each coefficient; a hundred are allowed."""
+    picture = drawn(64, 64)
+    assert read_header(saved(picture, "JPEG")).pixel_bytes == 4
+    assert read_header(saved(picture, "JPEG", progressive=True, subsampling=0)).pixel_bytes == 10
+    assert read_header(saved(picture, "JPEG", progressive=True, subsampling=2)).pixel_bytes == 7
+    assert read_header(many_scans(80)).pixel_bytes > 4
+    with pytest.raises(InvalidValue, match="and 100 are allowed"):
+        read_header(many_scans(101))
+
+
+def test_scans_of_a_preview_do_not_count() -> None:
+    """A JPEG within a segment is no part of the picture."""
+    picture = saved(drawn(64, 64), "JPEG")
+    preview = b"\xff\xd9" + many_scans(120)[:60_000]
+    segment = b"\xff\xe5" + (len(preview) + 2).to_bytes(2, "big") + preview
+    assert read_header(picture[:2] + segment + picture[2:]).pixel_bytes == 4
+
+
+def test_two_frames_are_refused() -> None:
+    """Which of two sizes a decoder takes must not be a question."""
+    picture = saved(drawn(64, 64), "JPEG")
+    start = picture.index(b"\xff\xc0")
+    frame = picture[start : start + 2 + int.from_bytes(picture[start + 2 : start + 4], "big")]
+    with pytest.raises(InvalidValue, match="two frames"):
+        read_header(picture[:start] + frame + picture[start:])
+
+
+@given(start=st.sampled_from(sorted(pictures())), cut=st.floats(0, 1), tail=st.binary(max_size=64))
+def test_any_bytes_give_a_header_or_a_refusal(start: str, cut: float, tail: bytes) -> None:
+    """Never another error, and no size that is not allowed."""
+    data = pictures()[start]
+    try:
+        header = read_header(data[: int(len(data) * cut)] + tail)
+    except ShoalError:
+        return
+    assert 0 < header.width * header.height <= MAX_PIXELS

@@ -1,0 +1,168 @@
+"""The Pipeline of an image tower, under the contract and for what is its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.core.protocols import EngineFacts, Pipeline, Prepared
+from shoal.errors import InvalidValue, ShoalError, Unsupported
+from shoal.pipelines.image import ImagePipeline
+from shoal.pipelines.image.pipeline import COST
+from shoal.pipelines.image.preprocessing import Preprocessing
+from shoal.types import Array, Classify, Embed, Image, Item, Rerank
+from tests.contract.pipelines.contract import VectorContract
+from tests.unit.pipelines.image.pictures import CLIP, SIGLIP, broken, drawn, pictures, saved
+
+SPEC = msgspec.structs.replace(CLIP, size=(32, 32), crop=(32, 32), edge=32)
+FACTS = EngineFacts(name="images", inputs=("pixel_values",), outputs=("image_embeds",), size_buckets=(1, 2, 4, 8))
+ITEMS = [Image(pictures()[name]) for name in ("odd", "alpha", "CMYK", "EXIF 6", "odd")]
+
+
+def embed(**fields: Any) -> Embed:
+    return Embed(model="m", inputs=[], **fields)
+
+
+class TestContract(VectorContract):
+    """Pictures instead of texts; what the contract says of lengths and threads is said again for these."""
+
+    items: ClassVar[list[Item]] = list(ITEMS)
+    good: ClassVar[tuple[Item, Item]] = (ITEMS[1], ITEMS[2])
+    padded = False
+
+    @pytest.fixture
+    def pipeline(self) -> Pipeline:
+        return ImagePipeline(SPEC)
+
+    @pytest.fixture
+    def facts(self) -> EngineFacts:
+        return FACTS
+
+    @pytest.fixture
+    def width(self) -> int:
+        return SPEC.dimension
+
+    @pytest.fixture
+    def bad(self) -> Item:
+        return Image(broken()["half a JPEG"])
+
+    def test_prepared_items_are_whole(self, pipeline: Pipeline) -> None:
+        """One array of the model's size, of a cost that is the same for all."""
+        for item in self.prepared(pipeline, self.items):
+            assert (item.cost, item.tokens, item.truncated) == (COST, 0, False)
+            assert item.outputs == ("image_embeds",)
+            (values,) = item.tensors.values()
+            assert values.shape == (3, 32, 32)
+            assert values.dtype == np.float32
+            assert isinstance(hash((item.group, item.key)), int)
+
+    def test_threads_may_share_it(self, pipeline: Pipeline) -> None:
+        """Called from several threads at once it answers what it answers alone."""
+
+        def sums(job: list[Item]) -> list[float]:
+            return [float(p.tensors["pixel_values"].sum()) for p in self.prepared(pipeline, job)]
+
+        jobs: list[list[Item]] = [[Image(data), *self.items] for data in list(pictures().values())[:12]]
+        alone = [sums(job) for job in jobs]
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(sums, jobs)) == alone
+
+
+@pytest.mark.parametrize("spec", [CLIP, SIGLIP])
+def test_a_batch_holds_the_pixels_of_each(spec: Any) -> None:
+    """In order, filled up with zeros, as the preprocessing alone makes them."""
+    pipeline, steps = ImagePipeline(spec), Preprocessing(spec)
+    batch = [
+        entry for entry in pipeline.prepare([(embed(), item) for item in ITEMS[:3]]) if isinstance(entry, Prepared)
+    ]
+    values = pipeline.collate(batch, FACTS)["pixel_values"]
+    assert values.shape == (4, 3, 224, 224)
+    for row, item in zip(values, ITEMS[:3], strict=False):
+        np.testing.assert_array_equal(row, steps.values(steps.pixels(item.data)))
+    assert not values[3].any()
+
+
+def test_every_bad_picture_has_its_own_error() -> None:
+    """And holds no frames, so that nothing of it stays in memory."""
+    pipeline = ImagePipeline(SPEC)
+    files = [data for pair in zip(broken().values(), pictures().values(), strict=False) for data in pair]
+    entries = pipeline.prepare([(embed(), Image(data)) for data in files])
+    for number, entry in enumerate(entries):
+        if number % 2:
+            assert isinstance(entry, Prepared)
+        else:
+            assert isinstance(entry, InvalidValue)
+            assert entry.__traceback__ is None
+            assert entry.__context__ is None
+
+
+def test_twins_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one call; a twin that wants another row has another key and the same pixels."""
+    pipeline, calls = ImagePipeline(SPEC), list[bytes]()
+    real = pipeline._preprocessing.pixels
+
+    def counted(data: bytes) -> Array:
+        calls.append(data)
+        return real(data)
+
+    monkeypatch.setattr(pipeline._preprocessing, "pixels", counted)
+    items = [(embed(), Image(saved(drawn(40, 30), "PNG"))) for _ in range(3)]
+    items.append((embed(dimensions=3), items[0][1]))
+    entries = pipeline.prepare([*items, *[(embed(), Image(b"junk"))] * 2])
+    assert len(calls) == 2
+    keys = [entry.key for entry in entries if isinstance(entry, Prepared)]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+    assert entries[0].tensors["pixel_values"] is entries[3].tensors["pixel_values"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_name": "query"}, "prompt_name"),
+        ({"input_type": "document"}, "input_type"),
+        ({"truncate": True}, "truncate"),
+        ({"truncate": False}, "truncate"),
+        ({"outputs": ("sparse",)}, "model"),
+        ({"outputs": ("dense", "multi")}, "model"),
+    ],
+)
+def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -> None:
+    """By `check`, and in the items' places by `prepare`; with the next step."""
+    pipeline = ImagePipeline(SPEC)
+    with pytest.raises(Unsupported, match=r"leave|ask for") as caught:
+        pipeline.check(embed(**fields))
+    assert caught.value.param == param
+    assert isinstance(pipeline.prepare([(embed(**fields), ITEMS[0])])[0], Unsupported)
+
+
+@pytest.mark.parametrize("task", [Classify(model="m", inputs=["a"]), Rerank(model="m", queries=["a"], documents=["b"])])
+def test_other_tasks_are_refused(task: Any) -> None:
+    """They are for texts."""
+    with pytest.raises(Unsupported, match="ask for embeddings"):
+        ImagePipeline(SPEC).check(task)
+
+
+@pytest.mark.parametrize("item", ["a text", [1, 2], ("a", "b")])
+def test_texts_are_refused(item: Item) -> None:
+    """Each by itself."""
+    (entry,) = ImagePipeline(SPEC).prepare([(embed(), item)])
+    assert isinstance(entry, InvalidValue)
+    assert entry.param == "input"
+
+
+def test_the_operator_may_keep_vectors_as_they_are() -> None:
+    """Whatever a request asks; `light` is false, because decoding takes long and lets other threads run."""
+    rows = np.full((1, SPEC.dimension), 2.0, dtype=np.float32)
+    lengths: list[float] = []
+    for normalize in (None, True, False):
+        pipeline = ImagePipeline(SPEC, normalize=normalize)
+        batch = [entry for entry in pipeline.prepare([(embed(), ITEMS[0])]) if isinstance(entry, Prepared)]
+        (row,) = pipeline.finish({"image_embeds": rows}, batch)
+        assert not isinstance(row, ShoalError)
+        lengths.append(float(np.linalg.norm(np.asarray(row))))
+        assert not pipeline.light
+    assert lengths == pytest.approx([1, 1, 4 * 2**0.5])
