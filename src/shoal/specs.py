@@ -107,6 +107,10 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     heads it has. A model without dense vectors has dimension 0. `frame_tokens` False: no special tokens are added to a
     text (static models), and ids of `dropped` are taken out of it before the model reads it. `parts`: for engines that
     run the model's folder; None where nobody read it.
+    `pad_to`: every text is filled with `pad_id` on the right up to so many tokens, which the model attends to like any
+    other (SigLIP); 0: only as far as its batch needs. `cleaning` "canonical": what SiglipTokenizer does to a text
+    beyond the tokenizer.json, after `lower_case`: ASCII punctuation goes, runs of white space become one blank, and
+    none stays at the ends.
     """
 
     tokenizer: str
@@ -132,6 +136,8 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     frame_tokens: bool = True
     dropped: tuple[int, ...] = ()
     parts: PartsSpec | None = None
+    pad_to: int = 0
+    cleaning: Literal["", "canonical"] = ""
 
     @property
     def tasks(self) -> tuple[TaskKind, ...]:

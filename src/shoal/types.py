@@ -29,6 +29,7 @@ TextItem: TypeAlias = str | list[int]
 TextPair: TypeAlias = tuple[str, str]
 """Two texts that a model reads together, as a query and a document."""
 
+
 class Image(msgspec.Struct, frozen=True):
     """A picture as it was sent: the bytes of a JPEG, PNG, WebP, GIF or BMP file."""
 

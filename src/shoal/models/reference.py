@@ -100,11 +100,11 @@ def _splade(
     matrix, bias = last_layer(encoder, splade, weights)
     shape = (encoder.vocab_size, encoder.hidden)
     last = weights.get(matrix, shape), weights.get(bias, shape[:1])
-    dense, norm = tensors.head(head.dense, (encoder.hidden, encoder.hidden)), tensors.head(head.norm, shape[1:])
+    dense, scales = tensors.head(head.dense, (encoder.hidden, encoder.hidden)), tensors.head(head.norm, shape[1:])
     made = []
     for row in tokens:
-        inner = _activate(head.activation or encoder.activation, _linear(row, *dense))
-        weighed = np.log1p(np.maximum(_linear(_norm(inner, *norm, encoder.norm_eps), *last), np.float32(0)))
+        inner = activate(head.activation or encoder.activation, linear(row, *dense))
+        weighed = np.log1p(np.maximum(linear(norm(inner, *scales, encoder.norm_eps), *last), np.float32(0)))
         if splade.activation == "log1p_relu":
             weighed = np.log1p(weighed)
         made.append(weighed.max(axis=0) if splade.strategy == "max" else weighed.sum(axis=0))
@@ -136,9 +136,9 @@ def score(
     weights = open_weights(folder, contract.encoder_path)
     first = np.stack([row[0] for row in _encode(weights, encoder, texts, segments if head.segments else None)])
     square, wide = (encoder.hidden, encoder.hidden), (len(head.spec.labels), encoder.hidden)
-    inner = _linear(first, weights.get(f"{head.dense}.weight", square), weights.get(f"{head.dense}.bias", square[:1]))
+    inner = linear(first, weights.get(f"{head.dense}.weight", square), weights.get(f"{head.dense}.bias", square[:1]))
     out = weights.get(f"{head.out}.weight", wide), weights.get(f"{head.out}.bias", wide[:1])
-    return _linear(_activate(head.activation, inner), *out)
+    return linear(activate(head.activation, inner), *out)
 
 
 def _encode(
@@ -169,7 +169,7 @@ class _Block(NamedTuple):
         """x [l, hidden] through attention and feed-forward, each with its residual and norm."""
         size = encoder.hidden // encoder.heads
         mixed = np.empty_like(x)
-        query, key, value = (_linear(x, *pair) for pair in (self.query, self.key, self.value))
+        query, key, value = (linear(x, *pair) for pair in (self.query, self.key, self.value))
         for head in range(encoder.heads):
             part = slice(head * size, (head + 1) * size)
             scores = query[:, part] @ key[:, part].T / np.float32(math.sqrt(size))
@@ -177,9 +177,9 @@ class _Block(NamedTuple):
                 scores = scores + relative[head]
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             mixed[:, part] = weights / weights.sum(axis=1, keepdims=True) @ value[:, part]
-        x = _norm(x + _linear(mixed, *self.out), *self.first_norm, encoder.norm_eps)
-        inner = _linear(_activate(encoder.activation, _linear(x, *self.up)), *self.down)
-        return _norm(x + inner, *self.second_norm, encoder.norm_eps)
+        x = norm(x + linear(mixed, *self.out), *self.first_norm, encoder.norm_eps)
+        inner = linear(activate(encoder.activation, linear(x, *self.up)), *self.down)
+        return norm(x + inner, *self.second_norm, encoder.norm_eps)
 
 
 class _Tensors:
@@ -196,7 +196,7 @@ class _Tensors:
         x = x + self._rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
         if encoder.token_types:
             x = x + self._rows("embeddings.token_type_embeddings.weight", encoder.token_types, types)
-        return _norm(x, *self._pair("embeddings.LayerNorm", (encoder.hidden,)), encoder.norm_eps)
+        return norm(x, *self._pair("embeddings.LayerNorm", (encoder.hidden,)), encoder.norm_eps)
 
     def block(self, layer: int) -> _Block:
         hidden, inner = self._encoder.hidden, self._encoder.intermediate
@@ -299,7 +299,7 @@ def _apply(module: object, folder: Path, x: Floats) -> Floats:
     if isinstance(module, LayerNorm):
         weights = open_weights(folder, module.path)
         shape = (module.dimension,)
-        return _norm(x, weights.get("norm.weight", shape), weights.get("norm.bias", shape), 1e-5)
+        return norm(x, weights.get("norm.weight", shape), weights.get("norm.bias", shape), 1e-5)
     return _unit(x)
 
 
@@ -308,9 +308,9 @@ def _layer(dense: Dense, folder: Path, x: Floats) -> Floats:
     shape = (dense.out_features, dense.in_features)
     none = np.zeros(dense.out_features, np.float32)
     bias = weights.get(f"{dense.stem}bias", shape[:1]) if dense.bias else none
-    y = _activate(dense.activation, _linear(x, weights.get(f"{dense.stem}weight", shape), bias))
+    y = activate(dense.activation, linear(x, weights.get(f"{dense.stem}weight", shape), bias))
     if dense.residual:
-        y = y + (x if shape[0] == shape[1] else _linear(x, weights.get("residual.weight", shape), none))
+        y = y + (x if shape[0] == shape[1] else linear(x, weights.get("residual.weight", shape), none))
     return y
 
 
@@ -319,19 +319,19 @@ def _unit(x: Floats) -> Floats:
     return normalized
 
 
-def _linear(x: Floats, weight: Floats, bias: Floats) -> Floats:
+def linear(x: Floats, weight: Floats, bias: Floats) -> Floats:
     y: Floats = x @ weight.T + bias
     return y
 
 
-def _norm(x: Floats, scale: Floats, shift: Floats, epsilon: float) -> Floats:
+def norm(x: Floats, scale: Floats, shift: Floats, epsilon: float) -> Floats:
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     y: Floats = centred / np.sqrt(variance + np.float32(epsilon)) * scale + shift
     return y
 
 
-def _activate(name: str, x: Floats) -> Floats:
+def activate(name: str, x: Floats) -> Floats:
     half, one = np.float32(0.5), np.float32(1)
     y: Floats = x
     if name == "gelu":
@@ -343,7 +343,7 @@ def _activate(name: str, x: Floats) -> Floats:
         y = np.maximum(x, np.float32(0))
     elif name == "tanh":
         y = np.tanh(x)
-    elif name in ("sigmoid", "silu"):
-        sigmoid = half * (one + np.tanh(x * half))
+    elif name in ("sigmoid", "silu", "quick_gelu"):
+        sigmoid = half * (one + np.tanh((x * np.float32(1.702) if name == "quick_gelu" else x) * half))
         y = sigmoid if name == "sigmoid" else x * sigmoid
     return y

@@ -30,14 +30,14 @@ def padded(
     skips: Sequence[int] = (),
 ) -> dict[str, Array]:
     """int64 [rows, length]; rows past the batch hold one attended token, so that none divides by zero. A bucket is
-    never a reason to go past the positions that the model has.
+    never a reason to go past the positions that the model has. No row is shorter than `spec.pad_to`.
 
     `attended`: how many leading tokens of each item the model sees (None: all); `skips`: how many of those pooling
     leaves out. Segment ids are those that an item has, or zeros.
     """
     rows = round_up(len(batch), facts.size_buckets)
     costs = [item.cost for item in batch]
-    longest = max(costs)
+    longest = max(*costs, spec.pad_to)
     width = max(longest, min(round_up(longest, facts.length_buckets), spec.max_tokens))
     ids = np.full((rows, width), spec.pad_id, dtype=np.int64)
     for place, item in enumerate(batch):

@@ -68,7 +68,12 @@ class TextPipeline:
         self.spec = spec
         self.truncate = truncate
         self.tokenizer = TextTokenizer(
-            folder, spec.tokenizer, lower_case=spec.lower_case, frame=spec.frame_tokens, dropped=spec.dropped
+            folder,
+            spec.tokenizer,
+            lower_case=spec.lower_case,
+            frame=spec.frame_tokens,
+            dropped=spec.dropped,
+            cleaning=spec.cleaning,
         )
         self._kinds = spec.kinds
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size

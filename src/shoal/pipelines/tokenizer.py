@@ -10,12 +10,14 @@ while it is made, so that nobody may ask for millions of them.
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-from tokenizers.normalizers import Lowercase, Normalizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.normalizers import Lowercase, Normalizer, Replace, Strip
 from tokenizers.normalizers import Sequence as Normalizers
 
 from shoal.errors import InvalidValue, ModelFileError, ShoalError, TooLong
@@ -32,6 +34,8 @@ TRIES = 64
 CHARS_AT_ONCE = 262_144
 READ_CHARS = 65_536
 """A text up to this size is read whole where it must be, whatever the model takes."""
+_BLANKS = r"[\s\x1c-\x1f]+"
+"""Python's white space: the tokenizers library leaves out the last four."""
 DENSE = 32
 SPARSE = 250
 """What is longer, and cannot be cut well, is cut anywhere: after DENSE characters a token that is kept, and where those
@@ -75,15 +79,24 @@ class TextTokenizer:
     `prefix` and `suffix` are the special tokens around every text. Padding and truncation of the file itself are off.
     `frame` False: there are none, whatever the file says. `dropped`: ids that are taken out of every text, before it is
     counted or cut. Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept
-    when cutting.
+    when cutting. `cleaning` is that of a TextSpec.
     """
 
     def __init__(
-        self, folder: Path, file: str, *, lower_case: bool = False, frame: bool = True, dropped: Sequence[int] = ()
+        self,
+        folder: Path,
+        file: str,
+        *,
+        lower_case: bool = False,
+        frame: bool = True,
+        dropped: Sequence[int] = (),
+        cleaning: str = "",
     ) -> None:
         self.raw = read_tokenizer(folder, file)
         self.raw.no_padding()
         self.raw.no_truncation()
+        if cleaning:
+            _clean(self.raw, cleaning)
         if lower_case:
             _lower_case(self.raw)
         self.vocab_size: int = self.raw.get_vocab_size(with_added_tokens=True)
@@ -253,12 +266,24 @@ def read_tokenizer(folder: Path, file: str) -> Tokenizer:
         raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
 
 
+def _clean(raw: Tokenizer, cleaning: str) -> None:
+    """What SiglipTokenizer does before its sentencepiece model reads a text."""
+    if cleaning != "canonical":
+        raise ModelFileError(f"unknown cleaning {cleaning!r}; fetch the model again", file="tokenizer_config.json")
+    punctuation = Replace(Regex(f"[{re.escape(string.punctuation)}]"), "")
+    raw.normalizer = Normalizers([punctuation, Replace(Regex(_BLANKS), " "), Strip(), *_normalizers(raw)])
+
+
+def _normalizers(raw: Tokenizer) -> list[Normalizer]:
+    own = raw.normalizer
+    if isinstance(own, Normalizers):
+        return [own[i] for i in range(len(own))]
+    return [] if own is None else [own]
+
+
 def _lower_case(raw: Tokenizer) -> None:
     """Lower-case before all else, as sentence-transformers does for do_lower_case."""
-    own = raw.normalizer
-    parts: list[Normalizer] = [] if own is None else [own]
-    if isinstance(own, Normalizers):
-        parts = [own[i] for i in range(len(own))]
+    parts = _normalizers(raw)
     if not any(isinstance(part, Lowercase) for part in parts):
         raw.normalizer = Normalizers([Lowercase(), *parts])
 

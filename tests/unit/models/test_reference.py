@@ -10,7 +10,7 @@ import pytest
 
 from shoal.models.contract import read_contract
 from shoal.models.graphs.encoder import relative_buckets
-from shoal.models.reference import _activate, _bucket, _norm, _pool, _positions, embed
+from shoal.models.reference import _bucket, _pool, _positions, activate, embed, norm
 from shoal.types import Array
 from tests.unit.models.checkpoints import checkpoint
 
@@ -20,7 +20,7 @@ X = np.linspace(-8, 8, 4001).astype(np.float32)
 def test_gelu_is_the_exact_one() -> None:
     """x times the normal distribution's cumulative function, to float32's precision."""
     expected = np.array([x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in X.tolist()])
-    assert np.abs(_activate("gelu", X) - expected).max() < 2e-6
+    assert np.abs(activate("gelu", X) - expected).max() < 2e-6
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_gelu_is_the_exact_one() -> None:
 )
 def test_activations_at_one(name: str, at_one: float) -> None:
     """Known values, to seven digits."""
-    assert _activate(name, np.ones(1, np.float32))[0] == pytest.approx(at_one, abs=1e-6)
+    assert activate(name, np.ones(1, np.float32))[0] == pytest.approx(at_one, abs=1e-6)
 
 
 def test_layer_norm_uses_the_biased_variance() -> None:
     """Mean 0 and, with a large scale, variance 1 over the last axis; then scale and shift."""
     x = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32)
-    got = _norm(x, np.full(4, 2, np.float32), np.ones(4, np.float32), 1e-12)
+    got = norm(x, np.full(4, 2, np.float32), np.ones(4, np.float32), 1e-12)
     assert got[0].tolist() == pytest.approx(
         [1 - 4 / math.sqrt(3.5), 1 - 2 / math.sqrt(3.5), 1.0, 1 + 6 / math.sqrt(3.5)]
     )

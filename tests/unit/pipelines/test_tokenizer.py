@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import random
+import re
+import string
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -353,3 +355,33 @@ def test_threads_share_a_tokenizer(pairs: dict[str, Pair]) -> None:
     alone = [ours.fit(job, ["right"] * 8, 12) for job in jobs]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda job: ours.fit(job, ["right"] * 8, 12), jobs)) == alone
+
+
+def letters(folder: Path) -> Path:
+    """A tokenizer for which every character is a token."""
+    words = {char: place for place, char in enumerate(["?", *map(chr, range(32, 127))])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return tiny_tokenizers.save(raw, folder)
+
+
+@given(
+    text=st.text(
+        st.sampled_from([*"aB ,.-_'[]^\\!~", "\n", "\t", "\x1c", "\x1f", "\xa0", "\u3000", "\x85"]), max_size=30
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_cleaning_is_that_of_siglips_tokenizer(tmp_path: Path, text: str) -> None:
+    """transformers' canonicalize_text: lower case, no ASCII punctuation, one blank between words, none around them."""
+    folder = letters(tmp_path)
+    cleaned = text.lower().translate(str.maketrans("", "", string.punctuation))
+    cleaned = re.sub(r"\s+", " ", cleaned).strip()
+    plain = TextTokenizer(folder, "tokenizer.json")
+    assert TextTokenizer(folder, "tokenizer.json", lower_case=True, cleaning="canonical").encode([text]) == (
+        plain.encode([cleaned])
+    )
+
+
+def test_an_unknown_cleaning_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="unknown cleaning 'rinse'"):
+        TextTokenizer(letters(tmp_path), "tokenizer.json", cleaning="rinse")

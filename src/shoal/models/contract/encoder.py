@@ -13,6 +13,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -67,7 +68,7 @@ def read_encoder(config: JsonFile) -> Encoder:
         intermediate=config.integer("intermediate_size", least=1),
         max_positions=config.integer("max_position_embeddings", least=1),
         norm_eps=config.number("layer_norm_eps", kind.norm_eps),
-        activation=_activation(config, "hidden_act"),
+        activation=read_activation(config, "hidden_act"),
         pad_id=_pad_id(config, kind),
         position_offset=0 if kind.family == "bert" else _pad_id(config, kind) + 1,
         token_types=0 if kind.family == "mpnet" else config.integer("type_vocab_size", 2, least=1),
@@ -86,7 +87,7 @@ def _distilbert(config: JsonFile, kind: _Kind) -> Encoder:
         intermediate=config.integer("hidden_dim", least=1),
         max_positions=config.integer("max_position_embeddings", least=1),
         norm_eps=kind.norm_eps,
-        activation=_activation(config, "activation"),
+        activation=read_activation(config, "activation"),
         pad_id=_pad_id(config, kind),
     )
     return _sound(config, encoder, "n_heads")
@@ -101,8 +102,9 @@ def _pad_id(config: JsonFile, kind: _Kind) -> int:
     return config.integer("pad_token_id", kind.pad_id)
 
 
-def _activation(config: JsonFile, key: str) -> Activation:
-    name = config.text(key, "gelu")
+def read_activation(config: JsonFile, key: str, default: str = "gelu") -> Activation:
+    """The activation that a key names. Raises ModelFileError for one that is not known."""
+    name = config.text(key, default)
     if name not in ACTIVATIONS:
         raise config.refuse(key, f"unknown activation {name!r}; Shoal knows {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -10,7 +10,7 @@ from shoal.models.contract.lengths import Length
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec
 
 Family: TypeAlias = Literal["bert", "roberta", "mpnet", "distilbert"]
-Activation: TypeAlias = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "sigmoid", "silu"]
+Activation: TypeAlias = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "quick_gelu", "sigmoid", "silu"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from onnx import NodeProto, TensorProto
+    from onnx import NodeProto, TensorProto, ValueInfoProto
 
 OPSET = 20
 IR_VERSION = 10
@@ -114,6 +114,8 @@ class Graph:
             return self.op(_PLAIN[kind], value)
         if kind == "silu":
             return self.op("Mul", value, self.op("Sigmoid", value))
+        if kind == "quick_gelu":
+            return self.op("Mul", value, self.op("Sigmoid", self.op("Mul", value, self.number(1.702))))
         if self.opset >= 20:
             return self.op("Gelu", value, approximate="tanh" if kind == "gelu_tanh" else "none")
         # Only Dense layers of shipped graphs come here, and torch.nn.GELU() is the exact one.
@@ -138,14 +140,14 @@ def write_graph(
     graph: Graph,
     path: Path,
     *,
-    inputs: Sequence[str],
+    inputs: Sequence[str | tuple[str, Sequence[int | str]]],
     outputs: Sequence[tuple[str, Sequence[int | str]]],
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> list[Path]:
     """Write the graph; answers the files made: the graph, and `<name>_data` when the constants are external.
 
-    `inputs` are int64 [b, l]; `outputs` are (name, axes), float32 [b, *axes]; "l" is the axis of the tokens.
+    `inputs` are int64 [b, l], or with (name, axes) float32 [b, *axes] as `outputs` are; "l" is the axis of the tokens.
     """
     import onnx
     from onnx import helper
@@ -159,8 +161,11 @@ def write_graph(
     proto = helper.make_graph(
         graph.nodes,
         "shoal",
-        [helper.make_tensor_value_info(name, INT64, ["b", "l"]) for name in inputs],
-        [helper.make_tensor_value_info(name, FLOAT, ["b", *axes]) for name, axes in outputs],
+        [
+            helper.make_tensor_value_info(given, INT64, ["b", "l"]) if isinstance(given, str) else _floats(given)
+            for given in inputs
+        ],
+        [_floats(given) for given in outputs],
     )
     _store(list(graph.constants.values()), proto.initializer, external, progress)
     model = helper.make_model(
@@ -169,6 +174,13 @@ def write_graph(
     path.write_bytes(model.SerializeToString(deterministic=True))
     onnx.checker.check_model(str(path))
     return made
+
+
+def _floats(given: tuple[str, Sequence[int | str]]) -> ValueInfoProto:
+    from onnx import helper
+
+    name, axes = given
+    return helper.make_tensor_value_info(name, FLOAT, ["b", *axes])
 
 
 def _store(

@@ -1,47 +1,26 @@
 """The encoders of the BERT family as ONNX: input_ids and attention_mask in, token vectors [b, l, hidden] out.
 
 What the exported graphs carry and nobody needs is left out: dropout, and where texts are read alone the token types
-(row 0 is folded into the positions). The attention scale is folded into the query's weights. Attention stays the plain
-MatMul, Add, Softmax, MatMul that engines recognise and fuse.
+(row 0 is folded into the positions).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from shoal.errors import ModelFileError
 from shoal.models.contract.types import Encoder
 from shoal.models.graphs.builder import Graph
+from shoal.models.graphs.layers import MASKED, LayerNames, Layers
 from shoal.models.graphs.weights import Floats, Weights
-
-MASKED = -32768.0
-"""Added to the scores of padding: exp() of it is zero, and a row that is all padding gives numbers, not NaN.
-
-A power of two, exact in float16 and bfloat16, because an engine may compute (1 - mask) * M as M - mask * M and round
-the product alone: with -1e9 OpenVINO adds 1.8e6 to every score in bfloat16, and float32 then keeps eighths of a score.
-"""
 
 MPNET_MAX_DISTANCE = 128
 _MPNET_BUCKETS = 32
 
 
-class _Layer(NamedTuple):
-    """Names of a layer's parts, under the layer's own prefix."""
-
-    query: str
-    key: str
-    value: str
-    out: str
-    attention_norm: str
-    up: str
-    down: str
-    output_norm: str
-
-
-_BERT = _Layer(
+_BERT = LayerNames(
     "attention.self.query",
     "attention.self.key",
     "attention.self.value",
@@ -66,7 +45,7 @@ _LAYERS = {
     ),
     "distilbert": (
         "transformer.layer",
-        _Layer(
+        LayerNames(
             "attention.q_lin",
             "attention.k_lin",
             "attention.v_lin",
@@ -107,13 +86,14 @@ class _Builder:
         self.weights = weights
         self.segments = segments
         self.prefix = tensor_prefix(encoder, weights)
+        self.layers = Layers(graph, encoder, weights, self.prefix)
 
     def tokens(self) -> str:
-        value = self._norm(self._embeddings(), "embeddings.LayerNorm")
+        value = self.layers.norm(self._embeddings(), "embeddings.LayerNorm")
         bias = self._attention_bias()
         stem, names = _LAYERS[self.encoder.family]
         for layer in range(self.encoder.layers):
-            value = self._layer(value, bias, f"{stem}.{layer}.", names)
+            value = self.layers.layer(value, bias, f"{stem}.{layer}.", names)
         return value
 
     def _embeddings(self) -> str:
@@ -160,65 +140,12 @@ class _Builder:
         picked = graph.op("Gather", table, graph.op("Add", distance, graph.integer(span)), axis=1)
         return graph.unsqueeze(picked, 0)
 
-    def _layer(self, value: str, bias: str, prefix: str, names: _Layer) -> str:
-        graph, encoder = self.graph, self.encoder
-        hidden, inner = encoder.hidden, encoder.intermediate
-        size = hidden // encoder.heads
-        split = graph.integers(0, 0, encoder.heads, size)
-
-        def heads(name: str, order: list[int], scale: float = 1.0) -> str:
-            projected = self._linear(value, prefix + name, (hidden, hidden), scale)
-            return graph.op("Transpose", graph.op("Reshape", projected, split), perm=order)
-
-        query = heads(names.query, [0, 2, 1, 3], 1.0 / math.sqrt(size))
-        key = heads(names.key, [0, 2, 3, 1])
-        content = heads(names.value, [0, 2, 1, 3])
-        scores = graph.op("Add", graph.op("MatMul", query, key), bias)
-        mixed = graph.op("MatMul", graph.op("Softmax", scores, axis=-1), content)
-        joined = graph.op("Reshape", graph.op("Transpose", mixed, perm=[0, 2, 1, 3]), graph.integers(0, 0, hidden))
-        attended = self._linear(joined, prefix + names.out, (hidden, hidden))
-        value = self._norm(graph.op("Add", attended, value), prefix + names.attention_norm)
-        wide = graph.activate(encoder.activation, self._linear(value, prefix + names.up, (inner, hidden)))
-        narrow = self._linear(wide, prefix + names.down, (hidden, inner))
-        return self._norm(graph.op("Add", narrow, value), prefix + names.output_norm)
-
-    def _linear(self, value: str, name: str, shape: tuple[int, int], scale: float = 1.0) -> str:
-        """value @ weight.T + bias, both times `scale`; `shape` is (out, in) as stored."""
-        graph, out = self.graph, shape[0]
-        weight, bias = f"{self.prefix}{name}.weight", f"{self.prefix}{name}.bias"
-        self.weights.check(weight, shape)
-        self.weights.check(bias, (out,))
-        factor = np.float32(scale)
-        w = graph.weight(
-            f"{name}.weight",
-            (shape[1], out),
-            lambda: np.ascontiguousarray((self.weights.get(weight, shape) * factor).T),
-        )
-        b = graph.weight(f"{name}.bias", (out,), lambda: self.weights.get(bias, (out,)) * factor)
-        return graph.op("Add", graph.op("MatMul", value, w), b)
-
-    def _norm(self, value: str, name: str) -> str:
-        encoder = self.encoder
-        shape = (encoder.hidden,)
-        weight, bias = norm_names(self.weights, self.prefix + name)
-        self.weights.check(weight, shape)
-        self.weights.check(bias, shape)
-        return self.graph.layer_norm(
-            value,
-            self.graph.weight(f"{name}.weight", shape, lambda: self.weights.get(weight, shape)),
-            self.graph.weight(f"{name}.bias", shape, lambda: self.weights.get(bias, shape)),
-            encoder.norm_eps,
-        )
-
     def _words(self) -> str:
-        name, shape = "embeddings.word_embeddings.weight", (self.encoder.vocab_size, self.encoder.hidden)
-        self.weights.check(self.prefix + name, shape)
-        return self.graph.weight(name, shape, lambda: self.weights.get(self.prefix + name, shape))
+        return self.layers.constant("embeddings.word_embeddings.weight", (self.encoder.vocab_size, self.encoder.hidden))
 
     def _segment_table(self) -> str:
-        name, shape = "embeddings.token_type_embeddings.weight", (self.encoder.token_types, self.encoder.hidden)
-        self.weights.check(self.prefix + name, shape)
-        return self.graph.weight(name, shape, lambda: self.weights.get(self.prefix + name, shape))
+        shape = (self.encoder.token_types, self.encoder.hidden)
+        return self.layers.constant("embeddings.token_type_embeddings.weight", shape)
 
     def _position_table(self) -> str:
         """The position table, with row 0 of the token types added where the family has them and no input does."""
@@ -234,13 +161,6 @@ class _Builder:
             shape,
             lambda: weights.get(self.prefix + name, shape) + weights.get(self.prefix + types, types_shape)[0],
         )
-
-
-def norm_names(weights: Weights, name: str) -> tuple[str, str]:
-    """A LayerNorm's tensors; checkpoints that came from TensorFlow call them gamma and beta."""
-    if f"{name}.weight" not in weights and f"{name}.gamma" in weights:
-        return f"{name}.gamma", f"{name}.beta"
-    return f"{name}.weight", f"{name}.bias"
 
 
 def relative_buckets(span: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

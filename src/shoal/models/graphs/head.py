@@ -65,6 +65,11 @@ def _cls(graph: Graph, tokens: str, mask: str) -> str:
     if mask == "attention_mask":
         return graph.op("Gather", tokens, graph.integer(0), axis=1)
     # Tokens are padded on the right, so the mask's first 1 is the end of the prompt.
+    return pick_first(graph, tokens, mask)
+
+
+def pick_first(graph: Graph, tokens: str, mask: str) -> str:
+    """The token of each row at the first 1 of an int64 mask [b, l]; token 0 where there is none."""
     steps = _steps(graph, mask)
     length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
     ahead = graph.reduce("ReduceMax", graph.op("Mul", mask, graph.op("Sub", length, steps)), 1, keep=True)

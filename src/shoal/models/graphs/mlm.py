@@ -13,7 +13,8 @@ import numpy as np
 
 from shoal.models.contract.types import Activation, Encoder, Family, Splade
 from shoal.models.graphs.builder import Graph
-from shoal.models.graphs.encoder import norm_names, tensor_prefix
+from shoal.models.graphs.encoder import tensor_prefix
+from shoal.models.graphs.layers import norm_names
 from shoal.models.graphs.weights import Weights
 
 OUTPUT = "sparse_embedding"

@@ -122,6 +122,15 @@ class Weights:
         data, dtype = self._any(name)
         return _float32(data[wanted], dtype)
 
+    def number(self, name: str) -> float:
+        """The one float that a tensor of whatever shape holds. Raises as `get` does."""
+        data, dtype = self._any(name)
+        if not _is_float(dtype) or data.size != 1:
+            raise ModelFileError(
+                f"must hold one float, not {dtype} of shape {list(data.shape)}", file=self._tensors[name].file, key=name
+            )
+        return float(_float32(data.reshape(1), dtype)[0])
+
     def integers(self, name: str) -> npt.NDArray[np.int64] | None:
         """A list of integers, None where there is nothing of that name. Raises ModelFileError for anything else."""
         if name not in self._tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.models.graphs.encoder import MASKED
+from shoal.models.graphs.layers import MASKED
 
 
 @pytest.mark.parametrize("kept_bits", [0xFFFF0000, 0xFFFFE000])
