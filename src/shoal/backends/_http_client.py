@@ -150,8 +150,9 @@ class Client:
 
     async def _answered(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
         response = await self._request(method, path, body, deadline, "")
+        made = self._made(response, deadline)
         try:
-            return await self._bounded(self._made(response, deadline), most)
+            return await self._bounded(made, most)
         finally:
             response.close()
 
@@ -173,12 +174,11 @@ class Client:
         """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
         be over: then its end has END_S to come."""
         response = await self._request(method, path, body, deadline, request_id)
-        made: Response | None = None
+        made = self._made(response, deadline)
         try:
-            made = self._made(response, deadline)
             yield made
         finally:
-            if made is not None and made.over and not self._closed and not response.content.is_eof():
+            if made.over and not self._closed and not response.content.is_eof():
                 task = asyncio.create_task(_ended(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
@@ -190,6 +190,7 @@ class Client:
     def _made(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
+            response.close()
             raise EngineFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
         return Response(response, self.base, deadline, self._key)
 
