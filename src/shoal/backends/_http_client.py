@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import aiohttp
@@ -79,32 +80,23 @@ class Response:
     async def pieces(self) -> AsyncGenerator[bytes]:
         """Whatever is there, as soon as something is, until the body ends. Raises TransportFailed and
         DeadlineExceeded."""
-        while data := await self._in_time(self._response.content.readany()):
+        while data := await _in_time(self._response.content.readany(), self._deadline, self._where):
             yield data
 
     async def whole(self, most: int) -> Answer:
         """The answer with at most `most` bytes of its body."""
-        body = await self._in_time(self._read(most))
+        return await _in_time(self.read(most), self._deadline, self._where)
+
+    async def read(self, most: int) -> Answer:
+        """The same, for a caller who watches the time and understands aiohttp's errors."""
+        body = bytearray()
+        while len(body) <= most and (data := await self._response.content.readany()):
+            body += data
         return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
         """What is wanted of the body is there. Its end is waited for beside the caller, who has nothing to wait for."""
         self.over = True
-
-    async def _read(self, most: int) -> bytearray:
-        body = bytearray()
-        while len(body) <= most and (data := await self._response.content.readany()):
-            body += data
-        return body
-
-    async def _in_time(self, reading: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
-                return await reading
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self._where} did not answer within the request's deadline") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise transport_error(error, self._where) from error
 
 
 class Client:
@@ -125,17 +117,14 @@ class Client:
             if not _KEY.fullmatch(key):
                 raise ConfigError("upstream_api_key holds what no header can carry: write ASCII without spaces")
             headers["authorization"] = f"Bearer {key}"
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_new_socket),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
             auto_decompress=False,
             trust_env=False,
             read_bufsize=READ_BYTES,
-            trace_configs=[trace],
         )
 
     async def get(self, path: str, deadline: float) -> Answer:
@@ -149,6 +138,9 @@ class Client:
         return await self._answered("POST", path, body, deadline, most)
 
     async def _answered(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
+        return await _in_time(self._exchanged(method, path, body, deadline, most), deadline, self.base)
+
+    async def _exchanged(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
         response = await self._request(method, path, body, deadline, "")
         made = self._made(response, deadline)
         try:
@@ -158,8 +150,8 @@ class Client:
 
     async def _bounded(self, response: Response, most: int) -> Answer:
         if response.status != 200:
-            return await response.whole(MAX_ERROR_BYTES)
-        answer = await response.whole(most)
+            return await response.read(MAX_ERROR_BYTES)
+        answer = await response.read(most)
         if not answer.whole:
             raise EngineFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
@@ -173,7 +165,8 @@ class Client:
     ) -> AsyncIterator[Response]:
         """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
         be over: then its end has END_S to come."""
-        response = await self._request(method, path, body, deadline, request_id)
+        sending = self._request(method, path, body, deadline, request_id)
+        response = await _in_time(sending, deadline, self.base)
         made = self._made(response, deadline)
         try:
             yield made
@@ -216,30 +209,37 @@ class Client:
         if self._closed:
             raise Unreached(f"the connection to {self.base} is closed: send the request again")
         began = time.monotonic()
-        remaining = deadline - began
-        if remaining <= 0:
+        if deadline <= began:
             raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
-        use = SimpleNamespace(reused=False)
+        use = _Use()
+        _use.set(use)
         try:
-            async with asyncio.timeout(remaining):
-                return await self._session.request(
-                    method,
-                    self.base + path if path.startswith("/") else path,
-                    data=io.BytesIO(body) if body else None,
-                    headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
-                    allow_redirects=False,
-                    trace_request_ctx=use,
-                )
+            return await self._session.request(
+                method,
+                self.base + path if path.startswith("/") else path,
+                data=io.BytesIO(body) if body else None,
+                headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:  # there is no connection
+            raise transport_error(error, self.base) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if use.reused and not self._closed and time.monotonic() - began < STALE_S:
+            if not use.new and not self._closed and time.monotonic() - began < STALE_S:
                 raise _Stale from error
             raise transport_error(error, self.base) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise transport_error(error, self.base) from error
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self.base} did not answer within the request's deadline") from None
-        except OSError as error:
-            raise transport_error(error, self.base) from error
+
+
+async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) -> T:
+    """Raises DeadlineExceeded at the deadline, and TransportFailed for aiohttp's errors."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"{where} did not answer within the request's deadline") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise transport_error(error, where) from error
 
 
 async def _ended(response: aiohttp.ClientResponse) -> None:
@@ -256,5 +256,16 @@ class _Stale(Exception):
     """The server closed an idle connection while a request was on its way: nothing of it was answered."""
 
 
-async def _reused(session: aiohttp.ClientSession, context: Any, _: Any) -> None:
-    context.trace_request_ctx.reused = True
+class _Use:
+    """Whether the connection that a request goes over is `new`. aiohttp's tracing would tell as well, for thirty calls
+    of Python more in each request."""
+
+    new = False
+
+
+_use: ContextVar[_Use] = ContextVar("the use of a connection")
+
+
+def _new_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    _use.get().new = True
+    return socket.socket(*address[:3])

@@ -58,6 +58,7 @@ class _Run:
     padded: int = 0
     seconds: float = 0.0
     own_seconds: float = 0.0
+    finish_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -268,7 +269,7 @@ class Lane:
             if idle:
                 self._look_again(min(idle))
             return False
-        replica = min(free, key=Replica.load)
+        replica = free[0] if len(free) == 1 else min(free, key=Replica.load)
         if self._parts:
             part = self._parts.popleft()
             items = [item for item in part.items if item.waiters]
@@ -356,7 +357,7 @@ class Lane:
         prepared = [item.prepared for item in run.items]
         engine, facts = run.replica.engine, run.replica.facts
         wanted = prepared[0].outputs
-        if any(item.outputs != wanted for item in prepared):
+        if len(prepared) > 1 and any(item.outputs != wanted for item in prepared):
             wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
         inputs = self.pipeline.collate(prepared, facts)
         started = self._clock()
@@ -372,7 +373,7 @@ class Lane:
         self._pump()
         finishing = self._clock()
         rows = self._finished(outputs, prepared)
-        self._observer.inferred(self.options.model, "finish", self._clock() - finishing)
+        run.finish_seconds = self._clock() - finishing
         if len(rows) != len(prepared):
             raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
         return rows
@@ -396,6 +397,7 @@ class Lane:
         return rows
 
     def _learn(self, run: _Run) -> None:
+        self._observer.inferred(self.options.model, "finish", run.finish_seconds)
         run.replica.finished(run.padded, run.own_seconds)
         self._report(run, run.padded, run.seconds, None)
 

@@ -392,6 +392,8 @@ class Planner(Generic[E]):
         turn the queue into first come, first served, for which the bulk client would be grateful.
         """
         busy = [name for name, lane in self._classes.items() if lane.items]
+        if len(busy) == 1:
+            return busy
         starved = [
             n
             for n in busy
@@ -403,8 +405,8 @@ class Planner(Generic[E]):
     def _virtual_now(self) -> float:
         """The class's time that is furthest behind among those that wait; the furthest of all where none does: what
         a class used before an idle moment is neither its debt afterwards nor another's credit."""
-        last = max(lane.vtime for lane in self._classes.values())
-        return min((lane.vtime for lane in self._classes.values() if lane.items), default=last)
+        waiting = [lane.vtime for lane in self._classes.values() if lane.items]
+        return min(waiting) if waiting else max([lane.vtime for lane in self._classes.values()])
 
     def _top(self, root: _Branch[E]) -> tuple[_Branch[E], _Flow[E]]:
         client = root.heap[0][2]

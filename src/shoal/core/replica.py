@@ -66,7 +66,7 @@ class Replica:
         return now >= self._paused_until and self.engine.ready()
 
     def free(self, now: float) -> bool:
-        return self.running < self._slots and now >= self._held_until and self.usable(now)
+        return len(self._turns) < self._slots and now >= self._held_until and self.usable(now)
 
     def again(self, now: float) -> float | None:
         """In how many seconds to ask again whether it is free, which it is not; None: the end of a batch will tell."""
@@ -85,7 +85,8 @@ class Replica:
 
     def start(self, now: float) -> Turn:
         """A batch goes there; `end` gives its slot back."""
-        turn = Turn(now, waits=self.running >= self._cores, shared=self.running > 0, suspect=self._suspects > 0)
+        running = len(self._turns)
+        turn = Turn(now, waits=running >= self._cores, shared=running > 0, suspect=self._suspects > 0)
         for other in self._turns:
             other.shared = True
         self._turns.append(turn)

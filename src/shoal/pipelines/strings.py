@@ -173,7 +173,7 @@ class StringPipeline:
         kinds = task.outputs
         shape = shape_of(task, self.spec.dimension, self._normalize) if "dense" in kinds else _WHOLE
         params = self._params(task, shape)
-        names = tuple(self._names[kind] for kind in kinds)
+        names = tuple([self._names[kind] for kind in kinds])
         told = tuple(params.items())
         return _Asked(
             prompt=prompt,

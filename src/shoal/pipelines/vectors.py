@@ -48,7 +48,7 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
         rows[bad] = 0.0
         squares = np.einsum("ij,ij->i", rows, rows)
     vectors: list[Array | ShoalError]
-    if all(shape == shapes[0] for shape in shapes):
+    if len(shapes) == 1 or all(shape == shapes[0] for shape in shapes):
         vectors = list(_shaped(rows, shapes[0], squares))
     else:
         vectors = [rows[0]] * len(shapes)
