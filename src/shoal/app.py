@@ -17,6 +17,8 @@ from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
 from shoal.errors import ConfigError, SetupError, ShoalError
+from shoal.fetching.allowed import Allowed
+from shoal.fetching.fetcher import Fetcher
 from shoal.garbage import settled
 from shoal.loader import ModelLoader
 from shoal.models.address import OFFERING_SCHEMES, TRITON_SCHEMES, Address, Served, parse_served
@@ -24,7 +26,8 @@ from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.observability.tei_metrics import TeiMetrics
-from shoal.surfaces import Front, Options, build_app, surfaces_of
+from shoal.settings import Settings
+from shoal.surfaces import Front, Options, Pictures, build_app, surfaces_of
 from shoal.surfaces.openapi import OpenApi
 from shoal.types import ModelStats
 from shoal.web import Pages
@@ -84,10 +87,17 @@ async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | N
         await stack.enter_async_context(settled(lambda: tuple(_states(gateway.registry))))
         asking = asyncio.create_task(_ask_backends(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancelled, asking)
-        options = Options.of(loaded.settings, observer.render)
+        options = Options.of(loaded.settings, observer.render, await _pictures(stack, loaded.settings))
         surfaces = surfaces_of(options)
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
         yield App(gateway, observer, running.loading, running.asked, front)
+
+
+async def _pictures(stack: AsyncExitStack, settings: Settings) -> Pictures:
+    most = settings.image_max_mb * 2**20
+    fetcher = Fetcher(Allowed.parse(settings.image_hosts), max_bytes=most, seconds=settings.image_seconds)
+    stack.push_async_callback(fetcher.aclose)
+    return Pictures(fetcher, max_bytes=most)
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
 from shoal.row_cache import RowCaches
 from shoal.settings import ModelTable, Settings
+from shoal.specs import ContrastSpec
 from shoal.types import TaskKind
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Opening:
                 max_input_tokens=512,
                 vectors=(),
                 labels=given[0].label_names,
+                modalities=given[0].modalities,
             )
             return BatchedRunner(self._lane(name, settings, FakePipeline(given[0]), engines, scores), scores)
         embeds = ModelFacts(
@@ -180,6 +182,8 @@ class Opening:
             dimension=given[0].dimension,
             max_input_tokens=512,
             vectors=given[0].kinds,
+            modalities=given[0].modalities,
+            contrast=ContrastSpec(scale=10.0) if given[0].images else None,
         )
         talks = ModelFacts(source="fake", backend="fake", tasks=("generate",), adapters=talkers[0].facts.adapters)
         pipeline = chat_pipeline(None, settings, template=CONVERSATION)

@@ -134,6 +134,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024, extra=_LIMITS)] = 33554432
     max_inputs: Annotated[int, Meta(description="Most inputs in one request.", ge=1, extra=_LIMITS)] = 2048
+    image_hosts: Annotated[
+        str,
+        Meta(
+            description="Hosts between commas that pictures may be fetched from, with a port where it is neither 80 nor"
+            " 443; `public` among them allows every host on the public internet. Empty: URLs are refused.",
+            extra=_LIMITS,
+        ),
+    ] = ""
+    image_max_mb: Annotated[
+        int,
+        Meta(
+            description="Largest file of one picture, and of the pictures that one request's URLs bring in all, in MB"
+            " of 2^20 bytes.",
+            ge=1,
+            extra=_LIMITS,
+        ),
+    ] = 20
+    image_seconds: Annotated[float, Meta(description="Time to fetch one picture.", gt=0, extra=_LIMITS)] = 10.0
     max_queue_items: Annotated[
         int,
         Meta(

@@ -176,7 +176,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     scaled. In this order, each step in the precision of the reference: `resize` "shortest" (the shorter side becomes
     `edge`, the longer one follows, rounded down) or "squash" (to `size`, whatever the shape) by Pillow's filter
     `resample`; `crop` to (height, width) from the middle, zeros outside; times `rescale`; minus `mean`, divided by
-    `std`, by channel.
+    `std`, by channel. `score`: of a classifier, which has logits in the place of vectors, and dimension 0.
     """
 
     size: tuple[int, int]
@@ -190,6 +190,12 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     rescale: float = 1 / 255
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    score: ScoreSpec | None = None
+
+    @property
+    def tasks(self) -> tuple[TaskKind, ...]:
+        """What the tower can do."""
+        return ("embed",) if self.score is None else ("classify",)
 
 
 class ContrastSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ TrafficClass: TypeAlias = Literal["interactive", "bulk"]
 Direction: TypeAlias = Literal["left", "right"]
 TaskKind: TypeAlias = Literal["embed", "rerank", "classify", "generate"]
 VectorKind: TypeAlias = Literal["dense", "tokens", "sparse", "multi"]
+Modality: TypeAlias = Literal["text", "image"]
 
 TextItem: TypeAlias = str | list[int]
 """One text, or its token ids in the model's own vocabulary, used exactly as given (no special tokens added)."""
@@ -89,13 +90,13 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
 
 
 class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
-    """Give each input, a text or two texts read together, a score for every label of the model.
+    """Give each input, a text, two texts read together or a picture, a score for every label of the model.
 
     `raw_scores`, `truncate` and `truncation_direction` as in Rerank.
     """
 
     model: str
-    inputs: list[str | TextPair]
+    inputs: Sequence[str | TextPair | Image]
     raw_scores: bool = False
     truncate: bool | None = None
     truncation_direction: Direction = "right"

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "backends": SEAMS | FETCHING | {"names"},
     "observability": SEAMS,
     "models": SEAMS | FETCHING | {"names"},
-    "surfaces": LEAVES | {"core", "durations", "names"},
+    "surfaces": LEAVES | {"core", "durations", "fetching", "names"},
     "web": LEAVES | {"core", "surfaces"},
     "bench": LEAVES,
     "cli": LEAVES

@@ -39,7 +39,19 @@ from shoal.errors import (
     TooLong,
     TransportFailed,
 )
-from shoal.types import Array, Batched, Context, Embed, Image, Item, Sampling, SparseVector, TokenLogprob, VectorKind
+from shoal.types import (
+    Array,
+    Batched,
+    Context,
+    Embed,
+    Image,
+    Item,
+    Modality,
+    Sampling,
+    SparseVector,
+    TokenLogprob,
+    VectorKind,
+)
 
 MAX_TOKENS = 512
 BATCHES_KEPT = 4096
@@ -54,7 +66,8 @@ class FakeScript:
     word `poison` fails without a reason, one holding `reject` is refused by name, `nan` makes its row NaN. Batches of
     more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words. `vectors`: the
     kinds that it gives, joined by "+". `labels` above 0 makes it a classifier of so many labels, a reranker where it is
-    one, instead of a model that embeds and talks.
+    one, instead of a model that embeds and talks. `images` 1: it takes pictures too, each of which is one word, see
+    `word_of`; their bytes are not looked at.
     """
 
     delay_ms: float = 0.0
@@ -71,6 +84,11 @@ class FakeScript:
     token_ms: float = 0.0
     vectors: str = "dense"
     labels: int = 0
+    images: int = 0
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return ("text", "image") if self.images else ("text",)
 
     @property
     def kinds(self) -> tuple[VectorKind, ...]:
@@ -112,9 +130,15 @@ def vector_of(ids: Sequence[int], dimension: int) -> Array:
     return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
 
 
+def word_of(picture: Image) -> str:
+    """The word that a picture is to the fake model: of its bytes."""
+    return f"picture-{hashlib.sha256(picture.data).hexdigest()}"
+
+
 def tokens_of(item: Item) -> list[int]:
     """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
-    assert not isinstance(item, Image)
+    if isinstance(item, Image):
+        item = word_of(item)
     if isinstance(item, tuple):
         item = " | ".join(item)
     return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
@@ -156,7 +180,8 @@ class FakePipeline:
             raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
 
     def estimate(self, item: Item) -> int:
-        assert not isinstance(item, Image)
+        if isinstance(item, Image):
+            return 1
         if isinstance(item, list):
             return len(item)
         size = len(item) if isinstance(item, str) else sum(map(len, item))

@@ -37,6 +37,8 @@ from shoal.types import (
     Embed,
     Embedded,
     Generate,
+    Image,
+    Modality,
     ModelStats,
     Rerank,
     Result,
@@ -236,6 +238,13 @@ class Gateway:
         """One model by name or alias ("" = the default). Raises ModelNotFound."""
         return self.registry.find(name).card()
 
+    def takes(self, name: str, modality: Modality) -> None:
+        """Return where the model ("" = the default for embedding) may be sent such inputs, as far as is known of it
+        now: to be asked before inputs are fetched. Raises ModelNotFound and InvalidValue."""
+        card = self._find(name, "embed").card()
+        if card.facts is not None:
+            _check_modality(card.name, modality, card.facts)
+
     def refused(self, error: ShoalError) -> None:
         """A surface turned a request away itself: for the metrics."""
         self._observer.refused(error.kind)
@@ -316,11 +325,31 @@ def _check_task(name: str, task: Task, facts: ModelFacts) -> None:
     kind = kind_of(task)
     if kind not in facts.tasks and not (kind == "rerank" and similarity.can(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
+    if not isinstance(task, Generate):
+        _check_modalities(name, task, facts)
     lacking = set(task.outputs) - set(facts.vectors) if isinstance(task, Embed) else ()
     if lacking:
         raise Unsupported(
             f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
         )
+
+
+def _check_modalities(name: str, task: Batched, facts: ModelFacts) -> None:
+    pictures = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
+    if pictures:
+        _check_modality(name, "image", facts)
+    if not pictures or pictures < len(task.items):
+        _check_modality(name, "text", facts)
+
+
+def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
+    if modality in facts.modalities:
+        return
+    if modality == "text":
+        raise InvalidValue(f"the model {name!r} takes pictures alone: send pictures", param="input")
+    raise InvalidValue(
+        f"the model {name!r} reads text alone: send text, or name a model that takes pictures", param="input"
+    )
 
 
 def _check_items(task: Batched) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from shoal.errors import ShoalError
+from shoal.specs import ContrastSpec
 from shoal.types import (
     Array,
     Batched,
@@ -20,6 +21,7 @@ from shoal.types import (
     Generate,
     Guide,
     Item,
+    Modality,
     ModelStats,
     Result,
     Sampling,
@@ -262,7 +264,8 @@ class ModelFacts:
     the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`. `vectors`: the
     kinds that an embedder gives, the first where a client names none. `labels`: of a classifier, in the order of its
     scores; a reranker has one. `answers`: a digest of what it answered when it was opened, where nothing else tells
-    its weights for sure.
+    its weights for sure. `modalities`: what its inputs may be. `contrast`: how a model whose pictures and texts share
+    a space compares them.
     """
 
     source: str
@@ -283,6 +286,8 @@ class ModelFacts:
     vectors: tuple[VectorKind, ...] = ("dense",)
     labels: tuple[str, ...] = ()
     answers: str = ""
+    modalities: tuple[Modality, ...] = ("text",)
+    contrast: ContrastSpec | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

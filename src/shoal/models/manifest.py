@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from shoal.errors import ModelFileError
-from shoal.specs import TextSpec
+from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"
@@ -55,13 +55,23 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_precision: str = ""
 
 
+class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """The image tower of a model, beside the text tower or alone: its `graph`, a path as those of the manifest."""
+
+    graph: str
+    spec: ImageSpec
+    verification: Verdict | None = None
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
     `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
     Version `converter` of the conversion made `graph`; `graph_source` is "built", "shipped", "exported" (by PyTorch) or
     "folder" (an engine runs the model's own files), `conversion` says more of it in words. A model that embeds or
-    scores has `text`, a language model `generation`, and its `graph` is the author's own. `verification` None: not
+    scores texts has `text`, a language model `generation`, and its `graph` is the author's own. One that takes pictures
+    has `image`, and no `text` where it takes nothing else: `graph` is then that of `image`. `contrast`: how pictures
+    and texts are compared. `verification` None: not
     compared with a second path yet. `created`: unix seconds. `weights`: SHA-256 of the weights as published, by path at
     the source: they say which model this is. `files`: all but manifest and notes. Paths (`graph`, those in specs and
     `files`) are relative to the model's folder, but for a graph that is used in place.
@@ -79,6 +89,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     text: TextSpec | None = None
     generation: GenerationSpec | None = None
+    image: ImagePart | None = None
+    contrast: ContrastSpec | None = None
     verification: Verdict | None = None
     created: int
     weights: dict[str, str]
@@ -86,7 +98,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text_spec(self) -> TextSpec:
-        """`text` of a model that embeds or scores. Raises ModelFileError for a language model."""
+        """`text` of a model that embeds or scores texts. Raises ModelFileError for any other."""
+        if self.text is None and self.image is not None:
+            raise ModelFileError("is the graph of a model that takes pictures alone", file=self.graph)
         if self.text is None:
             raise ModelFileError(
                 "is a language model's, which generates text and neither embeds nor scores it", file=self.graph

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from shoal.core.protocols import Surface
 from shoal.surfaces._http import Front, build_app
 from shoal.surfaces._instead import instead
+from shoal.surfaces._pictures import Pictures
 from shoal.surfaces._request import Options, Reply, Request
 from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
 from shoal.surfaces.cohere import Cohere
@@ -42,4 +43,4 @@ def surfaces_of(options: Options) -> Sequence[Surface]:
     return instead(AutoBatchingProxy(options), surfaces) if options.embed_dialect != "tei" else surfaces
 
 
-__all__ = ["SURFACES", "Front", "Options", "Reply", "Request", "Surface", "build_app", "surfaces_of"]
+__all__ = ["SURFACES", "Front", "Options", "Pictures", "Reply", "Request", "Surface", "build_app", "surfaces_of"]

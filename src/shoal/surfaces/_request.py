@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from shoal.core.protocols import Access
 from shoal.errors import InternalError, ShoalError
+from shoal.surfaces._pictures import Pictures
 from shoal.types import Context, Result, TrafficClass, Usage
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Options:
 
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
     `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics. `metrics_default`: what
-    /metrics answers to who does not say which form it wants.
+    /metrics answers to who does not say which form it wants. `pictures`: reads those of requests; None: nothing is
+    fetched, and a file has 20 MB at most.
     """
 
     host: str = "127.0.0.1"
@@ -51,13 +53,16 @@ class Options:
     metrics_default: Literal["prometheus", "json"] = "prometheus"
     embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
     batch_info: bool = False
+    pictures: Pictures | None = None
 
     @classmethod
-    def of(cls, settings: object, metrics: Callable[[], bytes] | None = None) -> Options:
+    def of(
+        cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: Pictures | None = None
+    ) -> Options:
         """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
-        names = [each.name for each in fields(cls) if each.name != "metrics"]
+        names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures")]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        return cls(**values, metrics=metrics)
+        return cls(**values, metrics=metrics, pictures=pictures)
 
 
 @dataclass(slots=True)
