@@ -5,6 +5,7 @@
 SHELL := /bin/sh
 VENV := .venv
 PARITY := .venv-parity
+CONVERT := .venv-convert
 CLIENTS := .venv-clients
 CLIENTS_OLD := .venv-clients-old
 BIN := $(VENV)/bin
@@ -22,13 +23,14 @@ RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
 
-.PHONY: help setup serve serve-triton web test coverage test-clients test-parity lint fix proto bench clean
+.PHONY: help setup serve serve-triton web test coverage test-clients test-parity test-convert lint fix proto bench clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
 	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
-	@echo "                  other clients (LangChain, LlamaIndex, an older openai)"
+	@echo "                  other clients (LangChain, LlamaIndex, an older openai); make test-convert: those with"
+	@echo "                  open_clip and timm (several GB)"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
@@ -68,6 +70,9 @@ test-clients: $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
 
+test-convert: $(CONVERT)/.installed
+	$(CONVERT)/bin/python -m pytest -rs $(ARGS) tests/convert
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,17 +92,18 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/fairness.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
+	$(BIN)/python bench/images.py $(ARGS)
 	$(BIN)/python bench/triton_grpc.py $(ARGS)
 	$(BIN)/python bench/triton_llm.py $(ARGS)
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(CLIENTS) $(CLIENTS_OLD) build dist src/shoal/web/dist web/node_modules
+	rm -rf $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) build dist src/shoal/web/dist web/node_modules
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment with a pip that knows dependency groups.
-$(VENV)/bin/python $(PARITY)/bin/python $(CLIENTS)/bin/python $(CLIENTS_OLD)/bin/python:
+$(VENV)/bin/python $(PARITY)/bin/python $(CONVERT)/bin/python $(CLIENTS)/bin/python $(CLIENTS_OLD)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer, and there is none on PATH. Install one, or name" \
 		"it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) $(RIGHT_AGE) || { echo "$(PYTHON) is older than Python 3.11, which Shoal needs."; exit 1; }
@@ -117,6 +123,12 @@ $(VENV)/.developer: pyproject.toml | $(VENV)/.installed
 # One command for all of it: a later one could replace PyTorch by another build.
 $(PARITY)/.installed: pyproject.toml | $(PARITY)/bin/python
 	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers model2vec onnxscript --group dev --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# torchvision of an index is built with CUDA and does not load beside a PyTorch without it: === leaves out builds such as
+# 2.13.0+cpu, wherever they lie. 6 GB on the disk.
+$(CONVERT)/.installed: pyproject.toml | $(CONVERT)/bin/python
+	$(CONVERT)/bin/python -m pip install $(subst ==,===,$(TORCH)) --group dev --editable ".[$(EXTRAS),convert-images]"
 	@touch $@
 
 # Shoal itself without any extra: its scripted model needs none.

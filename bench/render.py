@@ -13,6 +13,7 @@ ORDER = (
     "parity",
     "int8",
     "torch_engine",
+    "images",
     "tei_batching",
     "triton",
     "triton_llm",

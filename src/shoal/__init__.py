@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from shoal._version import __version__
 
 if TYPE_CHECKING:
-    from shoal.api import Label, Ranked, Shoal, open
+    from shoal.api import Label, Match, Ranked, Shoal, open
     from shoal.errors import ShoalError
+    from shoal.types import Image
 
-__all__ = ["Label", "Ranked", "Shoal", "ShoalError", "__version__", "open"]
+__all__ = ["Image", "Label", "Match", "Ranked", "Shoal", "ShoalError", "__version__", "open"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from shoal import errors
 
         return errors.ShoalError
+    if name == "Image":
+        from shoal import types
+
+        return types.Image
     if name in __all__:
         from shoal import api
 

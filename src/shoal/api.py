@@ -10,29 +10,41 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-import operator
+import math
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, TracebackType
-from typing import Any, Self, TypeVar, cast, get_args, overload
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
 
 from shoal import config
+from shoal.arguments import (
+    check_options,
+    each_of,
+    index_of,
+    kinds_of,
+    read_all,
+    text_ids_or_picture,
+    text_of,
+    text_pair_or_picture,
+)
 from shoal.background import Background
 from shoal.config import Loaded
-from shoal.errors import ConfigError, InvalidValue, WrongType
+from shoal.core.contrast import compare
+from shoal.errors import ConfigError, InvalidValue, Unsupported, WrongType
 from shoal.models.address import parse_served
+from shoal.pictures import Picture, picture_of
 from shoal.settings import BY_NAME
 from shoal.types import (
-    Batched,
     Classify,
-    Direction,
+    Context,
     Embed,
     Embedded,
+    Image,
     Rerank,
     Scored,
     SparseVector,
@@ -50,17 +62,6 @@ CHUNK = 512
 _SERVERS_OWN = ("Server", "Logs")
 """Sections of settings that are about a server."""
 
-_OPTIONS: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "prompt_name": (str, NoneType),
-    "input_type": (str, NoneType),
-    "truncate": (bool, NoneType),
-    "truncation_direction": (str,),
-    "normalize": (bool,),
-    "raw_scores": (bool,),
-}
-"""What an option of a task may be."""
-
 _log = logging.getLogger("shoal")
 
 
@@ -76,6 +77,17 @@ class Ranked:
 @dataclass(frozen=True, slots=True)
 class Label:
     label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A text and how well it describes a picture; `index` is its place in the list that was given. `score` is the
+    model's own: of CLIP a probability among all texts of the call, of SigLIP one by itself."""
+
+    index: int
+    text: str
+    cosine: float
     score: float
 
 
@@ -107,7 +119,7 @@ class Shoal:
     @overload
     def embed(
         self,
-        texts: Sequence[TextItem],
+        texts: Sequence[TextItem | Picture],
         *,
         model: str = "",
         input_type: str | None = None,
@@ -120,7 +132,7 @@ class Shoal:
     @overload
     def embed(
         self,
-        texts: Sequence[TextItem],
+        texts: Sequence[TextItem | Picture],
         *,
         outputs: Sequence[VectorKind],
         model: str = "",
@@ -132,10 +144,13 @@ class Shoal:
     ) -> Embedded: ...
 
     def embed(
-        self, texts: Sequence[TextItem], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
     ) -> Vectors | Embedded:
         """float32 [texts, dimension], one row a text in their order; with `outputs` every kind of vector named there,
-        with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`."""
+        with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`.
+
+        In place of a text there may be a picture, for models that take them: its file's bytes, a Path, or one of
+        Pillow's. A str is always a text."""
         return self._background.wait(self._embed(texts, outputs, options))
 
     def rerank(
@@ -154,21 +169,26 @@ class Shoal:
 
     def classify(
         self,
-        inputs: Sequence[str | TextPair],
+        inputs: Sequence[str | TextPair | Picture],
         *,
         raw_scores: bool = False,
         model: str = "",
         truncate: bool | None = None,
     ) -> list[list[Label]]:
-        """The labels of each text, or of each pair of texts, by descending score."""
+        """The labels of each text, pair of texts or picture, by descending score."""
         return self._background.wait(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    def rank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
+        """The texts by descending score: which of them describes the picture best. Raises Unsupported for a model that
+        does not compare pictures with texts."""
+        return self._background.wait(self._rank(image, texts, model))
 
     # -- the same, asynchronous
 
     @overload
     async def aembed(
         self,
-        texts: Sequence[TextItem],
+        texts: Sequence[TextItem | Picture],
         *,
         model: str = "",
         input_type: str | None = None,
@@ -181,7 +201,7 @@ class Shoal:
     @overload
     async def aembed(
         self,
-        texts: Sequence[TextItem],
+        texts: Sequence[TextItem | Picture],
         *,
         outputs: Sequence[VectorKind],
         model: str = "",
@@ -193,7 +213,7 @@ class Shoal:
     ) -> Embedded: ...
 
     async def aembed(
-        self, texts: Sequence[TextItem], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
     ) -> Vectors | Embedded:
         """As `embed`."""
         return await self._background.awaited(self._embed(texts, outputs, options))
@@ -213,7 +233,7 @@ class Shoal:
 
     async def aclassify(
         self,
-        inputs: Sequence[str | TextPair],
+        inputs: Sequence[str | TextPair | Picture],
         *,
         raw_scores: bool = False,
         model: str = "",
@@ -221,6 +241,10 @@ class Shoal:
     ) -> list[list[Label]]:
         """As `classify`."""
         return await self._background.awaited(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    async def arank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
+        """As `rank`."""
+        return await self._background.awaited(self._rank(image, texts, model))
 
     # -- its life
 
@@ -261,29 +285,32 @@ class Shoal:
     # -- checked where the caller is, done on the loop
 
     def _embed(
-        self, texts: Sequence[TextItem], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
+        self, texts: Sequence[TextItem | Picture], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
     ) -> Coroutine[Any, Any, Vectors | Embedded]:
-        inputs = _each(texts, "texts", _text_or_ids)
+        inputs = each_of(texts, "texts", text_ids_or_picture)
         if options.get("dimensions") is not None:
-            options["dimensions"] = _index(options["dimensions"], "dimensions")
+            options["dimensions"] = index_of(options["dimensions"], "dimensions")
         # Embed refuses options that it does not have, with a TypeError as of any call.
-        whole = Embed(inputs=inputs, outputs=_kinds(outputs), **{"model": "", **options})
-        _check(whole)
-        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(inputs)]
-        return self._embedded(tasks, plain=outputs is None)
+        whole = Embed(inputs=[], outputs=kinds_of(outputs), **{"model": "", **options})
+        check_options(whole)
+        return self._embedded(whole, inputs, plain=outputs is None)
 
-    async def _embedded(self, tasks: list[Embed], *, plain: bool) -> Vectors | Embedded:
+    async def _embedded(
+        self, whole: Embed, inputs: Sequence[TextItem | Image | Path], *, plain: bool
+    ) -> Vectors | Embedded:
+        items = await read_all(inputs)
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(items)]
         found = cast(list[Embedded], await self._background.results(tasks))
         return _joined_vectors(found) if plain else _joined(found)
 
     def _rerank(
         self, query: str, documents: Sequence[str], top_n: int | None, options: dict[str, Any]
     ) -> Coroutine[Any, Any, list[Ranked]]:
-        texts = _each(documents, "documents", _text)
-        if top_n is not None and _index(top_n, "top_n") < 0:
+        texts = each_of(documents, "documents", text_of)
+        if top_n is not None and index_of(top_n, "top_n") < 0:
             raise InvalidValue(f"top_n is {top_n}: give how many of the best to answer, or 0 for all", param="top_n")
-        whole = Rerank(queries=[_text(query, "query")], documents=texts, **options)
-        _check(whole)
+        whole = Rerank(queries=[text_of(query, "query")], documents=texts, **options)
+        check_options(whole)
         tasks = [msgspec.structs.replace(whole, documents=part) for part in _parts(texts)]
         return self._ranked(tasks, texts, top_n or None)
 
@@ -294,14 +321,15 @@ class Shoal:
         return [Ranked(index, scores[index], texts[index]) for index in order[:top_n]]
 
     def _classify(
-        self, inputs: Sequence[str | TextPair], options: dict[str, Any]
+        self, inputs: Sequence[str | TextPair | Picture], options: dict[str, Any]
     ) -> Coroutine[Any, Any, list[list[Label]]]:
-        listed = _each(inputs, "inputs", _text_or_pair)
-        whole = Classify(inputs=listed, **options)
-        _check(whole)
-        return self._labelled([msgspec.structs.replace(whole, inputs=part) for part in _parts(listed)])
+        listed = each_of(inputs, "inputs", text_pair_or_picture)
+        whole = Classify(inputs=[], **options)
+        check_options(whole)
+        return self._labelled(whole, listed)
 
-    async def _labelled(self, tasks: list[Classify]) -> list[list[Label]]:
+    async def _labelled(self, whole: Classify, inputs: Sequence[str | TextPair | Image | Path]) -> list[list[Label]]:
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(await read_all(inputs))]
         found = cast(list[Scored], await self._background.results(tasks))
         gateway = self._background.gateway
         facts = gateway.model(gateway.resolve(tasks[0].model, "classify")[0]).facts
@@ -311,6 +339,38 @@ class Shoal:
             for each in found
             for row in each.scores
         ]
+
+    def _rank(self, image: Picture, texts: Sequence[str], model: str) -> Coroutine[Any, Any, list[Match]]:
+        picture = picture_of(image)
+        if picture is None:
+            raise WrongType(
+                f"image must be the bytes of a picture's file, a Path or one of Pillow's, not {type(image).__name__}",
+                param="image",
+            )
+        listed = each_of(texts, "texts", text_of)
+        check_options(Embed(model=model, inputs=listed))
+        return self._matched(picture, listed, model)
+
+    async def _matched(self, picture: Image | Path, texts: list[str], model: str) -> list[Match]:
+        gateway = self._background.gateway
+        gateway.takes(model, "image")
+        name = gateway.resolve(model, "embed")[0]
+        facts = gateway.model(name).facts
+        if facts is None or facts.contrast is None:
+            raise Unsupported(
+                f"the model {name!r} does not compare pictures with texts: name a CLIP or SigLIP model", param="model"
+            )
+
+        async def run(whole: Embed, ctx: Context) -> Embedded:
+            tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts([*whole.inputs])]
+            return _joined(await self._background.results(tasks))
+
+        ctx = Context(id="rank", deadline=math.inf)  # each part has its own
+        found = await compare(run, name, await read_all([picture]), texts, ctx, facts.contrast)
+        rows = zip(texts, found.cosine[0].tolist(), found.scores[0].tolist(), strict=True)
+        matches = [Match(index, *row) for index, row in enumerate(rows)]
+        # Far from the best, probabilities are all 0.
+        return sorted(matches, key=lambda each: (-each.score, -each.cosine))
 
 
 def _loaded(models: Sequence[str], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
@@ -331,89 +391,6 @@ def _loaded(models: Sequence[str], file: str | os.PathLike[str] | None, settings
 
 def _task(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]:
     return {"model": model, "raw_scores": raw_scores, "truncate": truncate}
-
-
-def _each(given: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -> list[T]:
-    """Checked here, and not in a pipeline, where a wrong one would be among the inputs of others. Raises WrongType and
-    InvalidValue."""
-    if isinstance(given, str | bytes):
-        raise WrongType(f"{name} must be a list: put one text into [...]", param=name)
-    if not isinstance(given, Iterable):
-        raise WrongType(f"{name} must be a list, not {type(given).__name__}", param=name)
-    return [checked(item, f"{name}[{place}]") for place, item in enumerate(given)]
-
-
-def _text(given: Any, name: str) -> str:
-    if not isinstance(given, str):
-        raise WrongType(f"{name} must be a text, not {type(given).__name__}", param=name)
-    try:
-        if not given.isascii():
-            given.encode()
-    except UnicodeEncodeError:
-        raise InvalidValue(
-            f"{name} holds half of a surrogate pair, which is no text: decode it with errors='replace'", param=name
-        ) from None
-    return given
-
-
-def _text_or_ids(given: Any, name: str) -> TextItem:
-    if isinstance(given, str):
-        return _text(given, name)
-    if isinstance(given, bytes) or not isinstance(given, Sequence | np.ndarray):
-        raise WrongType(f"{name} must be a text or a list of token ids, not {type(given).__name__}", param=name)
-    ids = list(given)
-    if all(type(token) is int and -(2**63) <= token < 2**63 for token in ids):
-        return ids
-    return [_index(token, f"{name}[{place}]") for place, token in enumerate(ids)]
-
-
-def _text_or_pair(given: Any, name: str) -> str | TextPair:
-    if isinstance(given, list | tuple):
-        if len(given) != 2:
-            raise WrongType(f"{name} has {len(given)} texts: give one text, or a pair of two", param=name)
-        return _text(given[0], f"{name}[0]"), _text(given[1], f"{name}[1]")
-    return _text(given, name)
-
-
-def _index(given: Any, name: str) -> int:
-    """Whatever Python counts with, of at most 64 bits."""
-    try:
-        number = None if isinstance(given, bool | np.bool_) else operator.index(given)
-    except TypeError:
-        number = None
-    if number is None:
-        raise WrongType(f"{name} must be a whole number, not {type(given).__name__}", param=name)
-    if not -(2**63) <= number < 2**63:
-        raise InvalidValue(f"{name} is out of range: give a number of at most 64 bits", param=name)
-    return number
-
-
-def _kinds(outputs: Sequence[VectorKind] | None) -> tuple[VectorKind, ...]:
-    if outputs is None:
-        return ("dense",)
-    known = ", ".join(get_args(VectorKind))
-    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
-        raise WrongType(f"outputs must be a list of kinds of vectors, of: {known}", param="outputs")
-    kinds = tuple(outputs)
-    if not kinds or any(kind not in get_args(VectorKind) for kind in kinds):
-        raise InvalidValue(f"outputs is {list(kinds)}: name one kind of vectors or more, of: {known}", param="outputs")
-    return kinds
-
-
-def _check(task: Batched) -> None:
-    """Raises WrongType or InvalidValue for an option that its type does not allow."""
-    for name in task.__struct_fields__:
-        if name not in _OPTIONS:
-            continue
-        value = getattr(task, name)
-        if not isinstance(value, _OPTIONS[name]):
-            names = " or ".join("None" if one is NoneType else one.__name__ for one in _OPTIONS[name])
-            raise WrongType(f"{name} must be {names}, not {type(value).__name__}", param=name)
-    if task.truncation_direction not in get_args(Direction):
-        raise InvalidValue(
-            f"truncation_direction is {task.truncation_direction!r}: give one of {', '.join(get_args(Direction))}",
-            param="truncation_direction",
-        )
 
 
 def _parts(items: list[T]) -> list[list[T]]:

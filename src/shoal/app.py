@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal.backends._options import usable_cores
 from shoal.config import Loaded
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle import Job, Lifecycle
@@ -126,11 +127,13 @@ async def open_models(
         stack.callback(comparing.close)
         threads = Threads("prepare", PREPARE_THREADS)
         stack.callback(threads.close)
+        pictures = Threads("pictures", await asyncio.to_thread(usable_cores))
+        stack.callback(pictures.close)
         plans = [
             parse_served(loaded.meant(text)) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
         ]
         tritons, host = await _tritons(stack, loaded, plans, progress)
-        loader = ModelLoader(loaded, counts, threads, tritons=tritons, host=host, progress=progress)
+        loader = ModelLoader(loaded, counts, threads, pictures=pictures, tritons=tritons, host=host, progress=progress)
         stack.push_async_callback(loader.caches.aclose)
         counts.caches = loader.caches.counts
         lifecycle = gateway.lifecycle = Lifecycle(

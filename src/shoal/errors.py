@@ -70,6 +70,12 @@ class ShoalError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.message!r})"
 
+    def __copy__(self) -> Self:
+        """Without its class's constructor, which may want more than a message."""
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
+
     def of_input(self, index: int) -> Self:
         """The same error, saying which of a request's inputs it is about (counted from 0, as in the request)."""
         named = copy(self)

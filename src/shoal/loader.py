@@ -1,7 +1,8 @@
 """How names and addresses become runners: the loader behind the lifecycle. Part of the composition root.
 
 A name that a client gives means, in this order: a model that was named before, a table of `shoal.toml` with `backends`,
-the default model by one of its aliases, a model that Triton's repository or the store has, a repository of the hub.
+the default model by one of its aliases, a model that Triton's repository or the store has, a pair of open_clip's names,
+a repository of the hub.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from shoal.config import Loaded
 from shoal.core.lifecycle import Entry, Fetched, LoadOptions, Plan, Report
@@ -30,6 +33,7 @@ from shoal.models.address import (
     parse_address,
     parse_served,
 )
+from shoal.models.open_clip_names import HUB, of_pair
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.opening import NO_TRITON, Opening, Payload, payload_of, scripts
@@ -49,9 +53,9 @@ NAMED_SCHEMES = ("hf", "pypi", "fake")
 class ModelLoader:
     """Loader over the store, the hub, Triton and the local engines.
 
-    `tritons`: the connections to Triton servers; what they need is only imported where some are. `host` is the Triton
-    that models are loaded into, None where there is none. `progress` sees downloads and
-    conversions, from threads.
+    `threads` prepare texts, `pictures` what is heavier (None: the same ones). `tritons`: the connections to Triton
+    servers; what they need is only imported where some are. `host` is the Triton that models are loaded into, None
+    where there is none. `progress` sees downloads and conversions, from threads.
     """
 
     def __init__(
@@ -60,13 +64,16 @@ class ModelLoader:
         observer: Observer,
         threads: Threads,
         *,
+        pictures: Threads | None = None,
         tritons: Tritons | None = None,
         host: TritonHost | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.loaded = loaded
         self.host = host
-        self._opening = Opening(loaded, observer, threads, tritons=tritons, host=host, progress=progress)
+        self._opening = Opening(
+            loaded, observer, threads, pictures=pictures, tritons=tritons, host=host, progress=progress
+        )
         self._plans: dict[str, Plan] = {}
 
     def queues(self) -> list[tuple[str, int, int]]:
@@ -79,6 +86,7 @@ class ModelLoader:
 
     def plan(self, served: Served) -> Plan:
         """What an argument of `shoal serve` stands for. Raises AddressError and ConfigError."""
+        served = _of_open_clip(served)
         name = served.name or served.addresses[0].id
         if not name:
             model = "" if served.addresses[0].scheme in TEI_SCHEMES else "#MODEL"
@@ -192,9 +200,11 @@ class ModelLoader:
         """What a client's name means. Raises AddressError and InvalidValue."""
         meant = self.loaded.meant(name)
         if meant != name:
-            return Payload(parse_served(meant))
+            return Payload(_of_open_clip(parse_served(meant)))
         if name in DEFAULT_ALIASES:
             name = DEFAULT_MODEL
+        if name.startswith(HUB):
+            name = f"hf:{name.removeprefix(HUB)}"
         if ":" not in name:
             check_name(name.partition("@")[0])
         address = parse_address(name)
@@ -202,7 +212,8 @@ class ModelLoader:
             raise InvalidValue(
                 f"{address.scheme}: addresses are named at the start alone, as `shoal serve {name}`", param="model"
             )
-        return Payload(Served(name=check_name(address.id), addresses=(address,)), bare=":" not in name)
+        served = Served(name=check_name(address.id), addresses=(address,))
+        return Payload(_of_open_clip(served), bare=":" not in name)
 
     def _backend(self, settings: Settings) -> str:
         if settings.backend != "auto":
@@ -237,3 +248,14 @@ class ModelLoader:
             )
             for one in self._opening.store.entries()
         ]
+
+
+def _of_open_clip(served: Served) -> Served:
+    """A pair of open_clip's names is the repository that holds it, and keeps its name."""
+    addresses = tuple(
+        structs.replace(address, target=found)
+        if address.scheme == "hf" and (found := of_pair(address.target)) is not None
+        else address
+        for address in served.addresses
+    )
+    return structs.replace(served, addresses=addresses)

@@ -82,7 +82,7 @@ def prepare_local(
     ways = _ways(settings)
     with ExitStack() as stack:
         try:
-            verifier = stack.enter_context(_Verifier(_graph_engine(settings.engine)))
+            verifier = stack.enter_context(_Verifier(graph_engine(settings.engine)))
         except MissingExtra:
             verifier = None
         return prepare(
@@ -122,7 +122,7 @@ def _ways(settings: Settings) -> Ways:
     return Ways(exported if able else None, folders=folders)
 
 
-def _graph_engine(engine: str) -> str:
+def graph_engine(engine: str) -> str:
     """The engine that verifies: the one that will serve, or where that runs folders any that runs graphs. Raises
     MissingExtra, ConfigError."""
     chosen = choose(engine)
@@ -163,8 +163,7 @@ async def open_local(
         stored = await asyncio.to_thread(_compared, stored, choose(settings.engine), settings)
     if table is not None:
         stored = [prompted(one, table) for one in stored]
-    if len({space_of(one) or _identity(one) for one in stored}) > 1:
-        raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
+    check_same(name, stored)
     engine = choose(settings.engine)
     spec = stored[0].manifest.text_spec
     pipeline = await asyncio.to_thread(_pipeline, stored[0].path, spec, settings)
@@ -175,11 +174,20 @@ async def open_local(
     engines: list[Engine] = []
     async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
-            engines.append(await _open_engine(engine, one, f"{name}-{number}", settings, samples))
+            spec = one.manifest.text_spec
+            place = await asyncio.to_thread(_place, engine, one, _variant(engine, settings))
+            options = engine_options(settings, samples, spec)
+            engines.append(await open_engine(engine, place, one, f"{name}-{number}", settings.home, options))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
     facts = _facts(stored[0], engine, engines[0].facts, settings, parity)
     return Local(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
+
+
+def check_same(name: str, stored: Sequence[Stored]) -> None:
+    """Replicas are one model. Raises AddressError."""
+    if len({space_of(one) or _identity(one) for one in stored}) > 1:
+        raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
 
 
 def prompted(stored: Stored, table: ModelTable) -> Stored:
@@ -203,28 +211,33 @@ def _pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline 
     return TextPipeline(folder, spec, truncate=settings.truncate)
 
 
-async def _open_engine(
-    engine: str, stored: Stored, name: str, settings: Settings, samples: Sequence[Tensors]
-) -> Engine:
-    store = Store(settings.home)
-    kept = (await asyncio.to_thread(store.notes, stored)).get("precision")
-    options = EngineOptions(
+def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpec | None) -> EngineOptions:
+    """How to load a model's graph: of texts with a `spec`, of pictures without."""
+    return EngineOptions(
         precision=settings.precision,
         streams=settings.streams,
         threads=settings.threads,
         max_batch_size=settings.max_batch_size,
-        max_batch_tokens=most_tokens(stored.manifest.text_spec, settings.max_batch_tokens),
+        max_batch_tokens=settings.max_batch_tokens if spec is None else most_tokens(spec, settings.max_batch_tokens),
         max_batch_ms=settings.max_batch_ms,
-        max_length=stored.manifest.text_spec.max_tokens,
+        max_length=1 if spec is None else spec.max_tokens,
         samples=samples,
-        checked=msgspec.convert(kept, Checked) if kept else None,
-        spec=stored.manifest.text_spec,
+        spec=spec,
     )
-    place = await asyncio.to_thread(_place, engine, stored, _variant(engine, settings))
+
+
+async def open_engine(
+    engine: str, place: Path, stored: Stored, name: str, home: str, options: EngineOptions, *, noted: str = "precision"
+) -> Engine:
+    """Open what lies at `place` of a stored model. What the check of its precision finds is kept with the model under
+    the name `noted`, and not found out twice."""
+    store = Store(home)
+    kept = (await asyncio.to_thread(store.notes, stored)).get(noted)
+    options = replace(options, checked=msgspec.convert(kept, Checked) if kept else None)
     opened = await opener(engine)(place, name=name, options=options)
     checked = opened.facts.details.get("precision_checked")
     if isinstance(checked, Checked) and checked != options.checked:
-        await asyncio.to_thread(store.note, stored, "precision", asdict(checked))
+        await asyncio.to_thread(store.note, stored, noted, asdict(checked))
     return opened
 
 
@@ -353,13 +366,10 @@ def _facts(
         "graph": manifest.graph_source,
         **({"similarity": spec.similarity} if spec.score is None else {"activation": spec.score.activation}),
         "length_buckets": engine_facts.length_buckets,
-        **{key: value for key, value in engine_facts.details.items() if not isinstance(value, Checked)},
+        **engine_details(engine_facts, scores=spec.score is not None),
         **parity,
         **limits_of(settings),
     }
-    if isinstance(checked := engine_facts.details.get("precision_checked"), Checked):
-        key = "min_cosine" if spec.score is None else "max_difference"
-        details[f"{checked.precision}_{key}"] = checked.min_cosine if spec.score is None else checked.max_difference
     return ModelFacts(
         id=manifest.id,
         source=manifest.source,
@@ -380,6 +390,16 @@ def _facts(
     )
 
 
+def engine_details(facts: EngineFacts, *, scores: bool) -> dict[str, Any]:
+    """What an engine says of itself, with what its precision costs in the place of how that was found."""
+    told = {key: value for key, value in facts.details.items() if not isinstance(value, Checked)}
+    checked = facts.details.get("precision_checked")
+    if isinstance(checked, Checked):
+        name, value = ("max_difference", checked.max_difference) if scores else ("min_cosine", checked.min_cosine)
+        told[f"{checked.precision}_{name}"] = value
+    return told
+
+
 def limits_of(settings: Settings) -> dict[str, Any]:
     """The settings of a model that its clients may want to know, for the details of its facts."""
     return {
@@ -397,17 +417,21 @@ def space_of(stored: Stored, precision: str = "") -> str:
     shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
     Weights in int8 are other weights: of ten nearest neighbours they exchange some.
     """
-    if stored.manifest.text_spec.score is not None:
+    text, image = stored.manifest.text, stored.manifest.image
+    if (text is not None and text.score is not None) or (image is not None and image.spec.score is not None):
         return ""
     told = _identity(stored)
     return told if precision != "int8" else hashlib.sha256(f"{told} int8".encode()).hexdigest()[:16]
 
 
 def _identity(stored: Stored) -> str:
+    weights, image = stored.manifest.weights, stored.manifest.image
+    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _repeats(file, weights))]
+    if image is not None:
+        told += [image.spec, stored.manifest.text]
+        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
     spec: TextSpec = stored.manifest.text_spec
-    weights = stored.manifest.weights
-    told = [
-        sorted(digest for file, digest in weights.items() if not _repeats(file, weights)),
+    told += [
         spec.pooling,
         spec.modules,
         sorted(spec.prompts.items()),

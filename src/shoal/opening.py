@@ -20,6 +20,7 @@ from shoal.core.planner import Limits
 from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, Runner, TextGenerator
 from shoal.core.routing import ByTask
 from shoal.core.threads import Threads
+from shoal.core.towers import TowersRunner
 from shoal.errors import AddressError, ConfigError
 from shoal.llm.options import NOTHING, generation_options
 from shoal.models.address import OPENAI_SCHEMES, TEI_SCHEMES, TRITON_SCHEMES, Address, Served, parse_address
@@ -28,7 +29,7 @@ from shoal.models.store import Store, Stored
 from shoal.row_cache import RowCaches
 from shoal.settings import ModelTable, Settings
 from shoal.specs import ContrastSpec
-from shoal.types import TaskKind
+from shoal.types import Modality, TaskKind
 
 if TYPE_CHECKING:
     from shoal.backends.fake import FakeScript
@@ -65,6 +66,7 @@ class Opening:
         observer: Observer,
         threads: Threads,
         *,
+        pictures: Threads | None = None,
         tritons: Tritons | None = None,
         host: TritonHost | None = None,
         progress: Progress | None = None,
@@ -77,11 +79,13 @@ class Opening:
         self._progress = progress
         self._observer = observer
         self._threads = threads
-        self._lanes: dict[str, Lane] = {}
+        self._pictures = pictures or threads
+        self._lanes: dict[str, Sequence[Lane]] = {}
 
     def queues(self) -> list[tuple[str, int, int]]:
         """(model, items, tokens) that wait now, for the metrics."""
-        return [(name, *lane.queued) for name, lane in self._lanes.items()]
+        every = [(name, [lane.queued for lane in lanes]) for name, lanes in self._lanes.items()]
+        return [(name, sum(items for items, _ in each), sum(tokens for _, tokens in each)) for name, each in every]
 
     def forget(self, name: str) -> None:
         """A model's runner is closed."""
@@ -225,12 +229,24 @@ class Opening:
             if len(addresses) > 1:
                 raise AddressError(f"{plan.name}: a local language model has one address: it batches by itself")
             return await self._open_llm(plan, stored, settings)
+        table = self.table(plan.name)
+        if stored.manifest.image is not None:
+            return await self._open_towers(plan, addresses, settings, table, report)
         from shoal.local import open_local
 
-        table = self.table(plan.name)
         local = await open_local(plan.name, addresses, settings, self._reporter(report), table=table)
         lane = self._lane(plan.name, settings, local.pipeline, local.engines, local.facts)
         return BatchedRunner(lane, local.facts, local.codec)
+
+    async def _open_towers(
+        self, plan: Plan, addresses: Sequence[Address], settings: Settings, table: ModelTable, report: Report
+    ) -> Runner:
+        from shoal.local import prepared
+        from shoal.towers import open_towers
+
+        stored = [await prepared(address, settings, self._reporter(report)) for address in addresses]
+        towers = await open_towers(plan.name, stored, settings, table)
+        return TowersRunner(self._lanes_of(plan.name, settings, towers.parts, towers.facts), towers.facts, towers.codec)
 
     async def _open_llm(self, plan: Plan, stored: Stored, settings: Settings) -> Runner:
         from shoal.llm.chat import generation_sampling
@@ -304,7 +320,7 @@ class Opening:
 
         from shoal.triton.models import open_triton
 
-        return await open_triton(wanted, partial(self._lane, name, settings), talk, report)
+        return await open_triton(wanted, partial(self._lanes_of, name, settings), talk, report)
 
     @property
     def _connections(self) -> Tritons:
@@ -317,6 +333,16 @@ class Opening:
     def _lane(
         self, name: str, settings: Settings, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts
     ) -> Lane:
+        return self._lanes_of(name, settings, {"text": (pipeline, engines)}, facts)["text"]
+
+    def _lanes_of(
+        self,
+        name: str,
+        settings: Settings,
+        parts: Mapping[Modality, tuple[Pipeline, Sequence[Engine]]],
+        facts: ModelFacts,
+    ) -> dict[Modality, Lane]:
+        """A lane for each modality of a model, with one cache for all."""
         limits = Limits(
             settings.max_batch_size,
             settings.max_batch_tokens,
@@ -329,11 +355,22 @@ class Opening:
             limits=limits,
             max_items=settings.max_queue_items,
             space=facts.space,
-            cache=self.caches.open(name, settings, facts, engines[0].facts.precision),
+            cache=self.caches.open(
+                name, settings, facts, "+".join(one[0].facts.precision for _, one in parts.values())
+            ),
         )
-        lane = Lane(pipeline, engines, options, threads=self._threads, observer=self._observer)
-        self._lanes[name] = lane
-        return lane
+        lanes = {
+            modality: Lane(
+                pipeline,
+                engines,
+                options,
+                threads=self._pictures if pipeline.work == "heavy" else self._threads,
+                observer=self._observer,
+            )
+            for modality, (pipeline, engines) in parts.items()
+        }
+        self._lanes[name] = list(lanes.values())
+        return lanes
 
     def _talker(
         self,

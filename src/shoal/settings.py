@@ -197,6 +197,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(description="Age at which an item goes next, whatever its class or client.", gt=0, extra=_BATCHING),
     ] = 250.0
+    towers: Annotated[
+        Literal["both", "text", "image"],
+        Meta(
+            description="Of a model of texts and pictures, what is loaded: one that only embeds texts needs no image"
+            " tower.",
+            extra=_ENGINE,
+        ),
+    ] = "both"
     truncate: Annotated[
         bool,
         Meta(description="Cut inputs that are too long for the model (the answer says so), or refuse.", extra=_ENGINE),

@@ -176,7 +176,9 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     scaled. In this order, each step in the precision of the reference: `resize` "shortest" (the shorter side becomes
     `edge`, the longer one follows, rounded down) or "squash" (to `size`, whatever the shape) by Pillow's filter
     `resample`; `crop` to (height, width) from the middle, zeros outside; times `rescale`; minus `mean`, divided by
-    `std`, by channel. `score`: of a classifier, which has logits in the place of vectors, and dimension 0.
+    `std`, by channel. `centre`: where the middle of a side begins that is larger by an odd number of pixels: at half of
+    it rounded "down" (transformers), or to the "even" number (torchvision). `score`: of a classifier, which has logits
+    in the place of vectors, and dimension 0.
     """
 
     size: tuple[int, int]
@@ -187,6 +189,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     edge: int = 0
     resample: int = 3
     crop: tuple[int, int] | None = None
+    centre: Literal["down", "even"] = "down"
     rescale: float = 1 / 255
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)

@@ -1,5 +1,6 @@
-"""Clients that rank, classify and embed, against servers of their own: Cohere's package, both of its versions; and what
-Voyage's, NVIDIA's and Jina's send over the wire, word for word, with what they read of the reply."""
+"""Clients that rank, classify and embed, pictures too, against servers of their own: the packages of Cohere, in both of
+its versions, and of OpenAI; and what Voyage's, NVIDIA's and Jina's send over the wire, word for word, with what they
+read of the reply."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import Any
 
 import cohere
 import numpy as np
+import openai
 import pytest
 
 from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.types import Image
 from tests.integration.server_kit import Server, ShoalServer
 
 QUERY = "what is a shoal"
@@ -20,16 +23,23 @@ DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
 SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
 ORDER = sorted(range(3), key=lambda at: -SCORES[at])
 KEY = "sesame"
+SEEN = Image(b"a file that nobody looks into")
+PICTURE = f"data:image/png;base64,{base64.b64encode(SEEN.data).decode()}"
 
 
-def unit(text: str) -> Any:
-    vector = vector_of(tokens_of(text), 32)
+def unit(item: str | Image) -> Any:
+    vector = vector_of(tokens_of(item), 32)
     return vector / np.linalg.norm(vector)
 
 
 @pytest.fixture
 def server(shoal_server: ShoalServer) -> Server:
     return shoal_server(["embedder=fake:", "reranker=fake:labels=1", "classifier=fake:labels=3"])
+
+
+@pytest.fixture
+def pictures(shoal_server: ShoalServer) -> Server:
+    return shoal_server(["embedder=fake:", "clip=fake:images=1"])
 
 
 @pytest.fixture
@@ -78,6 +88,48 @@ def test_cohere_embeds(client: cohere.ClientV2) -> None:
     assert found.texts == DOCUMENTS
 
 
+def test_cohere_embeds_images(pictures: Server) -> None:
+    """/v2/embed with `images` and with `inputs` that mix, and /v1/embed: vectors in order, and what would be billed."""
+    inputs: Any = [
+        {"content": [{"type": "text", "text": DOCUMENTS[0]}]},
+        {"content": [{"type": "image_url", "image_url": {"url": PICTURE}}]},
+    ]
+    with cohere.ClientV2(api_key="any", base_url=pictures.base_url) as client:
+        found: Any = client.embed(model="clip", images=[PICTURE] * 2, input_type="image", embedding_types=["float"])
+        mixed: Any = client.embed(model="clip", inputs=inputs, input_type="search_document")
+        with pytest.raises(cohere.BadRequestError, match="no model here joins"):
+            parts: Any = [{"content": inputs[0]["content"] + inputs[1]["content"]}]
+            client.embed(model="clip", inputs=parts, input_type="search_document")
+    with cohere.Client(api_key="any", base_url=pictures.base_url) as older:
+        first: Any = older.embed(model="clip", images=[PICTURE], input_type="image")
+    assert np.allclose(found.embeddings.float_, [unit(SEEN)] * 2, atol=1e-6)
+    assert (found.texts, found.meta.billed_units.images) == ([], 2)
+    assert np.allclose(mixed.embeddings.float_, [unit(DOCUMENTS[0]), unit(SEEN)], atol=1e-6)
+    assert (mixed.texts, mixed.meta.billed_units.images) == (DOCUMENTS[:1], 1)
+    assert np.allclose(first.embeddings, [unit(SEEN)], atol=1e-6)
+
+
+def test_openai_embeds_images(pictures: Server) -> None:
+    """What its package sends beside `input` by `extra_body`, and objects that it passes on: base64 unasked, as ever."""
+    parts: Any = [{"type": "text", "text": DOCUMENTS[0]}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    with openai.OpenAI(base_url=f"{pictures.base_url}/v1", api_key="none", max_retries=0) as client:
+        infinity = client.embeddings.create(model="clip", input=[PICTURE], extra_body={"modality": "image"})
+        objects: Any = [{"text": DOCUMENTS[0]}, {"image": PICTURE}]
+        jina = client.embeddings.create(model="clip", input=objects)
+        openai_parts = client.embeddings.create(model="clip", input=parts, encoding_format="float")
+        messages: Any = {"input": None, "messages": [{"role": "user", "content": parts[1:]}]}
+        vllm = client.embeddings.create(model="clip", input="", extra_body=messages)
+        with pytest.raises(openai.BadRequestError, match="image_hosts") as caught:
+            client.embeddings.create(model="clip", input="https://a.example/b.png", extra_body={"modality": "image"})
+        assert caught.value.param == "input"
+        with pytest.raises(openai.BadRequestError, match="reads text alone"):
+            client.embeddings.create(model="embedder", input=PICTURE, extra_body={"modality": "image"})
+    both: list[str | Image] = [DOCUMENTS[0], SEEN]
+    for found, items in ((infinity, both[1:]), (jina, both), (openai_parts, both), (vllm, both[1:])):
+        assert np.allclose([each.embedding for each in found.data], [unit(each) for each in items], atol=1e-6)
+    assert (infinity.usage.total_tokens, jina.usage.total_tokens) == (0, len(tokens_of(DOCUMENTS[0])))
+
+
 def test_cohere_older_reranks(older: cohere.Client) -> None:
     """/v1/rerank, with documents as texts and as objects; their texts come back unless they are not wanted."""
     documents: Any = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, {"text": DOCUMENTS[2]}]
@@ -116,7 +168,7 @@ def test_cohere_understands_refusals(
         client.rerank(**{"model": "reranker", "query": QUERY, "documents": DOCUMENTS, **wrong})
     assert list(caught.value.body) == ["message"]
     assert words in caught.value.body["message"]
-    with pytest.raises(cohere.BadRequestError, match="images are not supported"):
+    with pytest.raises(cohere.BadRequestError, match="reads text alone"):
         client.embed(model="embedder", images=["data:image/png;base64,AA=="], input_type="image")
 
 

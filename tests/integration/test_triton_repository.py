@@ -105,6 +105,7 @@ async def local(spec: EntrySpec, texts: list[str]) -> tuple[dict[str, Array], Ar
 
 def run_here(spec: EntrySpec, texts: list[str]) -> tuple[dict[str, Array], Array]:
     """The tensors that Shoal makes of texts, and the graph's own rows for them, run here."""
+    assert spec.text is not None
     pipeline = TextPipeline(spec.graph.parent, spec.text, truncate=True)
     prepared = pipeline.prepare([(Embed(model="", inputs=[]), text) for text in texts])
     batch = [one for one in prepared if isinstance(one, Prepared)]

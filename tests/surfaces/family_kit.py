@@ -13,21 +13,24 @@ from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
+from shoal.specs import ContrastSpec
 from shoal.surfaces import SURFACES, Options, build_app
 from shoal.surfaces.openapi import OpenApi
 from shoal.types import TaskKind
 from tests.surfaces.surface_kit import Server
 from tests.unit.core.lanes import make_lane
 
-EMBEDDER, SPLADE, RERANKER, CLASSIFIER = "embedder", "splade", "reranker", "classifier"
+EMBEDDER, SPLADE, RERANKER, CLASSIFIER, CLIP = "embedder", "splade", "reranker", "classifier", "clip"
 DIMENSION = 4
 SCRIPTS = {
     EMBEDDER: FakeScript(vectors="dense+tokens", dimension=DIMENSION),
     SPLADE: FakeScript(vectors="sparse", dimension=DIMENSION),
     RERANKER: FakeScript(labels=1),
     CLASSIFIER: FakeScript(labels=3),
+    CLIP: FakeScript(images=1, dimension=DIMENSION),
 }
 PROMPT = "né: "
+CONTRAST = ContrastSpec(scale=10.0)
 
 
 class Words:
@@ -62,6 +65,8 @@ def facts_of(script: FakeScript) -> ModelFacts:
         prompts={"query": PROMPT} if not script.labels else {},
         vectors=() if script.labels else script.kinds,
         labels=script.label_names,
+        modalities=script.modalities,
+        contrast=CONTRAST if script.images else None,
     )
 
 

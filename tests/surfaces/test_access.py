@@ -283,7 +283,7 @@ ADMIN = {
     *("POST /load_sentence_transformer_model", "POST /unload_model", "POST /delete_model", "GET /jobs"),
     *("GET /jobs/{id:path}", "POST /v1/models/{id:path}/load", "POST /v1/models/{id:path}/unload"),
     *("DELETE /v1/models/{id:path}", "POST /models/load", "POST /models/unload", "DELETE /models"),
-    *("POST /api/pull", "DELETE /api/delete"),
+    *("POST /api/pull", "DELETE /api/delete", "POST /load_clip_model", "POST /load_model"),
 }
 BODIES = {
     "POST /v1/models": b'{"model":"org/name"}',

@@ -11,20 +11,22 @@ import pytest
 
 from shoal.backends.fake import scores_of, tokens_of, vector_of
 from shoal.errors import EngineFailed, Overloaded
-from shoal.types import Embed
-from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
+from shoal.types import Embed, Image
+from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
 from tests.surfaces.surface_kit import MODEL, Server, Told, serve
 
 QUERY = "what is a shoal"
 DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
 SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
 ORDER = sorted(range(3), key=lambda at: -SCORES[at])
+LINK = "https://pictures.example/one.png"
+PICTURE_INPUT = {"content": [{"type": "image_url", "image_url": {"url": "data:,one", "detail": "auto"}}]}
 RANK = {"model": RERANKER, "query": QUERY, "documents": DOCUMENTS}
 EMBED = {"model": EMBEDDER, "texts": DOCUMENTS, "input_type": "search_document"}
 
 
-def unit(text: str) -> Any:
-    vector = vector_of(tokens_of(text), DIMENSION)
+def unit(item: str | Image) -> Any:
+    vector = vector_of(tokens_of(item), DIMENSION)
     return vector / np.linalg.norm(vector)
 
 
@@ -137,6 +139,32 @@ async def test_embed_first_version(server: Server) -> None:
     assert typed["meta"]["api_version"] == {"version": "1"}
 
 
+@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed"])
+async def test_embed_images(server: Server, path: str) -> None:
+    """Both versions: vectors in the order of the pictures, as many images billed, and no token."""
+    body = {"model": CLIP, "images": ["data:,one", "data:;base64,dHdv"], "input_type": "image"}
+    answer = await server.call("POST", path, {**body, "embedding_types": ["float"]})
+    said = answer.json()
+    assert answer.status == 200, said
+    assert np.allclose(said["embeddings"]["float"], [unit(Image(b"one")), unit(Image(b"two"))], atol=1e-6)
+    assert (said["texts"], said["meta"]["billed_units"]) == ([], {"images": 2})
+    assert said["meta"]["tokens"] == {"input_tokens": 0}
+
+
+async def test_embed_texts_and_images(server: Server) -> None:
+    """`inputs` mix; each part is text or picture, the URL bare or in an object."""
+    inputs = [
+        {"content": [{"type": "text", "text": "two words"}]},
+        PICTURE_INPUT,
+        {"content": [{"type": "image_url", "image_url": "data:,two"}]},
+    ]
+    answer = await server.call("POST", "/v2/embed", {"model": CLIP, "inputs": inputs, "output_dimension": 4})
+    said = answer.json()
+    wanted = [unit("two words"), unit(Image(b"one")), unit(Image(b"two"))]
+    assert np.allclose(said["embeddings"]["float"], wanted, atol=1e-6)
+    assert (said["texts"], said["meta"]["billed_units"]) == (["two words"], {"input_tokens": 2, "images": 2})
+
+
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
@@ -172,8 +200,18 @@ async def test_fields_reach_the_task(said: dict[str, Any], wanted: dict[str, Any
         ({"texts": ["a", ""]}, 400, "'texts[1]' is empty"),
         ({"texts": ["a"] * 2049}, 400, "2048"),
         ({"texts": "a"}, 422, "'texts' is invalid"),
-        ({"texts": None, "images": ["data:image/png;base64,AA=="]}, 400, "images are not supported"),
-        ({"input_type": "image"}, 400, "images are not supported"),
+        ({"texts": None, "images": ["data:image/png;base64,AA=="]}, 400, "reads text alone"),
+        (
+            {"texts": None, "model": CLIP, "images": ["data:,x", "/etc/passwd"]},
+            400,
+            "'images[1]': the text is no picture",
+        ),
+        ({"texts": None, "model": CLIP, "images": [LINK]}, 400, "'images[0]': "),
+        ({"texts": None, "images": ["data:,x"] * 2049}, 400, "'images' holds more than the 2048"),
+        ({"texts": None, "images": ["data:,x"], "embedding_types": ["x"]}, 422, "'embedding_types[0]' is invalid"),
+        ({"images": ["data:,x"]}, 400, "Both 'texts' and 'images'"),
+        ({"texts": None, "images": []}, 422, "Missing required field 'texts'"),
+        ({"input_type": "image"}, 400, "'input_type' is image, and these are texts"),
         ({"input_type": "query"}, 422, "'input_type' is invalid"),
         ({"embedding_types": ["float16"]}, 422, "'embedding_types[0]' is invalid"),
         ({"truncate": "MIDDLE"}, 422, "'truncate' is invalid"),
@@ -196,17 +234,24 @@ async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], 
     [
         ({"texts": ["a"], "inputs": []}, "Both 'texts' and 'inputs'"),
         ({"inputs": []}, "'inputs' is an empty list"),
-        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "images are not supported"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "reads text alone"),
+        ({"inputs": [PICTURE_INPUT], "images": ["data:,x"]}, "Both 'inputs' and 'images'"),
+        ({"inputs": [{"content": [{"type": "image_url", "text": "a"}]}]}, "'inputs[0].content[0]' is of the type"),
+        (
+            {"model": CLIP, "inputs": [PICTURE_INPUT, {"content": [{"type": "image_url", "image_url": LINK}]}]},
+            "'inputs[1].content[0].image_url': ",
+        ),
         ({"inputs": [{"content": []}]}, "0 parts"),
         ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, "2 parts"),
-        ({"inputs": [{"content": [{"type": "text"}]}]}, "'inputs[0]' is empty"),
+        ({"inputs": [{"content": [{"type": "text", "text": ""}]}]}, "'inputs[0]' is empty"),
         ({"texts": ["a"], "max_tokens": 8}, "'max_tokens' can only be"),
     ],
 )
 async def test_inputs_refused(server: Server, fields: dict[str, Any], words: str) -> None:
     """What only the second version has."""
     answer = await server.call("POST", "/v2/embed", {"model": EMBEDDER, **fields})
-    assert (answer.status, words in answer.json()["message"]) == (400, True), answer.body
+    status = 422 if "of the type" in words else 400
+    assert (answer.status, words in answer.json()["message"]) == (status, True), answer.body
 
 
 @pytest.mark.parametrize("path", ["/v2/rerank", "/v2/embed", "/v1/embed"])

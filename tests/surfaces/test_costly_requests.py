@@ -18,6 +18,9 @@ from tests.surfaces.surface_kit import Server
 
 MANY = b"[" + b",".join([b"[]"] * 300_000) + b"]"
 TEXTS = b"[" + b",".join([b'"ab"'] * 300_000) + b"]"
+KINDS = b"[" + b",".join([b'"image"'] * 300_000) + b"]"
+PARTS = b",".join([b'{"text":"a"}'] * 300_000)
+NAMES = b"{" + b",".join([b'"a%d":""' % at for at in range(300_000)]) + b"}"
 TYPES = b"[" + b",".join([b'"int8"'] * 300_000) + b"]"
 JSON = {"content-type": "application/json"}
 
@@ -53,14 +56,23 @@ async def test_bytes_that_begin_no_character(server: Server, path: str, around: 
         ("/v1/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
         ("/v1/rerank", b'{"query":"a","documents":["b"],"rank_fields":%b}' % TEXTS, b"rank_fields"),
         ("/v2/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
-        ("/v2/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"images are not supported"),
-        ("/v1/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"images are not supported"),
+        ("/v2/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"Both 'texts' and 'images'"),
+        ("/v1/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"Both 'texts' and 'images'"),
         ("/v2/embed", b'{"texts":["b"],"embedding_types":%b}' % TYPES, b"name each once"),
         (
             "/v2/embed",
             b'{"inputs":[{"content":[{"type":"image_url","image_url":%b}]}]}' % MANY,
-            b"images are not supported",
+            b"image_url' is invalid",
         ),
+        ("/v1/embeddings", b'{"model":"clip","input":"a","modality":%b}' % KINDS, b"'modality' names"),
+        ("/v1/embeddings", b'{"model":"clip","messages":[{"content":[%b]}]}' % PARTS, b"more than 1024 objects"),
+        (
+            "/v1/embeddings",
+            b'{"model":"clip","input":"a","modality":"image","image_download_headers":%b}' % NAMES,
+            b"characters at most",
+        ),
+        ("/rank", b'{"image":"a","texts":["a"],"image_download_headers":%b}' % NAMES, b"characters at most"),
+        ("/rank", b'{"images":["a"],"texts":%b}' % TEXTS, b"more than the 2048"),
         ("/v1/embeddings", b'{"model":"embedder","input":"a","embedding_type":%b}' % TYPES, b"can name one type"),
         ("/vertex", b'{"instances":%b}' % MANY, b"expected `object`"),
         ("/vertex", b'{"instances":[%b]}' % b",".join([b"{}"] * 300_000), b"batch size 2049 > maximum"),

@@ -167,12 +167,12 @@ async def test_other_names_of_fields(key: str, dimensions: str) -> None:
             {"model_name": "ViT-B-32", "pretrained": "laion2b", "text": "a"},
             "Model ViT-B-32 with checkpoint laion2b is not loaded. Load the model first using /load_model.",
         ),
-        ("/infer", {"model_name": MODEL}, "There is nothing to embed; send `text`."),
+        ("/infer", {"model_name": MODEL}, "There is nothing to embed; send `text`, `image` or both."),
         ("/infer_text", {"model_name": MODEL, "text": []}, "`text` is an empty list; send at least one text."),
         (
             "/infer",
             {"model_name": MODEL, "text": "a", "image": "https://x/y.png"},
-            "Images are not served by this version; send `text` alone.",
+            f"Model {MODEL} with checkpoint None does not support image inference.",
         ),
         (
             "/infer_text",
@@ -206,6 +206,7 @@ MISSING = {"type": "missing", "msg": "Field required"}
         ({"text": "a"}, {**MISSING, "loc": ["body", "model_name"], "input": {"text": "a"}}),
         ({"model_name": MODEL}, {**MISSING, "loc": ["body", "text"], "input": {"model_name": MODEL}}),
         ({"name": MODEL}, {**MISSING, "loc": ["body", "text"], "input": {"model_name": MODEL, "name": MODEL}}),
+        ({"name": 5, "text": "a"}, {**MISSING, "loc": ["body", "model_name"], "input": {"name": 5, "text": "a"}}),
         (
             {"model_name": 5, "text": "a"},
             {"type": "string_type", "loc": ["body", "model_name"], "msg": "Expected `str`, got `int`", "input": 5},

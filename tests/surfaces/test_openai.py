@@ -135,7 +135,7 @@ async def test_unknown_fields_are_ignored() -> None:
         (ask(input=["a", [1]]), "input", "mixes"),
         (ask(input=["a", 1]), "input", "mixes"),
         (ask(input=[1, [1]]), "input", "mixes"),
-        (ask(input=None), "input", "got `null`"),
+        (ask(input=None), "input", "Missing required field 'input'"),
         (ask(input=1), "input", "got `int`"),
         (ask(input={"text": "a"}), "input", "got `object`"),
         (ask(input=[1.5]), "input", "got `float`"),

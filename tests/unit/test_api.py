@@ -139,8 +139,8 @@ class TestEmbed:
     @pytest.mark.parametrize(
         ("item", "error", "words"),
         [
-            (None, WrongType, r"texts\[1\] must be a text or a list of token ids, not NoneType"),
-            (b"a", WrongType, "not bytes"),
+            (None, WrongType, r"texts\[1\] must be a text, a list of token ids or a picture, not NoneType"),
+            (b"a", InvalidValue, "reads text alone"),
             (["a"], WrongType, r"texts\[1\]\[0\] must be a whole number, not str"),
             ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be a whole number, not float"),
             ([True], WrongType, "not bool"),

@@ -72,7 +72,7 @@ async def vector(app: App, model: str, text: str) -> Any:
 
 async def at_hand(*args: Any) -> Any:
     """Files that need not be fetched."""
-    return SimpleNamespace(manifest=SimpleNamespace(created=0, size=0, generation=None))
+    return SimpleNamespace(manifest=SimpleNamespace(created=0, size=0, generation=None, image=None))
 
 
 def opening(

@@ -21,7 +21,7 @@ FETCHING = {"disk", "pip", "wheels"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
-    "__init__": {"_version", "api", "errors"},
+    "__init__": {"_version", "api", "errors", "types"},
     "__main__": {"cli"},
     "_version": set(),
     "errors": set(),
@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "specs": {"types"},
     "settings": {"errors"},
     "names": set(),
+    # Files of whoever runs the process: for the command line and for Python, never for a server.
+    "pictures": {"errors", "types"},
     "durations": {"errors"},
     "disk": {"errors"},
     "pip": {"disk", "errors"},
@@ -48,18 +50,21 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "web": LEAVES | {"core", "surfaces"},
     "bench": LEAVES,
     "cli": LEAVES
-    | {"app", "bench", "config", "core", "local", "models", "observability", "presets", "server", "settings", "triton"}
+    | {"app", "bench", "config", "core", "local", "models", "observability", "pictures", "presets"}
+    | {"server", "settings", "triton"}
     # `shoal triton` runs a process, and no engine.
     | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"}
     # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
     | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
     # Models in this process, for Python: the composition root without a server.
-    "api": LEAVES | {"background", "config", "models", "settings"},
+    "api": LEAVES | {"arguments", "background", "config", "core.contrast", "models", "pictures", "settings"},
+    "arguments": {"errors", "pictures", "types"},
     "background": LEAVES | {"app", "config", "core"},
     "row_cache": LEAVES | {"_version", "core", "disk", "settings"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
     # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
     "local": SEAMS | {"backends", "disk", "models", "pipelines", "settings"},
+    "towers": SEAMS | {"local", "models", "pipelines", "settings"},
     "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
     "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
     "tei": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},

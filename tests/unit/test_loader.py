@@ -224,6 +224,28 @@ class TestFetching:
         await loader.fetch(loader.resolve("hf:small", LoadOptions()), notes)
         assert prepares == ["pypi:small", "hf:small@v1", "hf:small"]
 
+    async def test_a_pair_of_open_clips_names_is_its_repository(
+        self, make: Make, prepares: list[str], notes: Notes, store: Store
+    ) -> None:
+        """Under the pair's name, for a client and at the start; what the store has by that name comes first."""
+        pair, found = "ViT-B-32/laion2b_s34b_b79k", "hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+        loader = await asyncio.to_thread(make)
+        for plan in (loader.resolve(pair, LoadOptions()), loader.plan(parse_served(pair))):
+            assert (plan.name, plan.source) == (pair, found)
+            await loader.fetch(plan, notes)
+        plan = loader.resolve("ViT-B-32/openai@main", LoadOptions())
+        assert (plan.name, plan.source) == ("ViT-B-32/openai", "hf:timm/vit_base_patch32_clip_224.openai@main")
+        plan = loader.resolve("hf-hub:org/name", LoadOptions())
+        assert (plan.name, plan.source) == ("org/name", "hf:org/name")
+        assert loader.resolve("ViT-B-32/mine", LoadOptions()).source == "hf:ViT-B-32/mine"
+        await asyncio.to_thread(stored_model, store, "hf:ViT-L-14/openai")
+        await loader.fetch(loader.resolve("ViT-L-14/openai", LoadOptions()), notes)
+        assert prepares == [found, found, "hf:ViT-L-14/openai"]
+
+    async def test_a_table_of_a_pairs_name_comes_first(self, make: Make) -> None:
+        loader = await asyncio.to_thread(make, '[models."ViT-B-32/openai"]\nbackends = ["file:/tmp/mine"]\n')
+        assert loader.resolve("ViT-B-32/openai", LoadOptions()).source == "file:/tmp/mine"
+
     async def test_other_servers_models_have_no_files(self, make: Make, prepares: list[str], notes: Notes) -> None:
         loader = await asyncio.to_thread(make)
         for name in ("far", "twins"):
@@ -314,7 +336,7 @@ class TestOpening:
             )
 
         async def prepared(*_: Any) -> Any:
-            return SimpleNamespace(manifest=SimpleNamespace(generation=None))
+            return SimpleNamespace(manifest=SimpleNamespace(generation=None, image=None))
 
         monkeypatch.setattr(shoal.local, "prepared", prepared)
         monkeypatch.setattr(shoal.local, "open_local", open_local)

@@ -26,6 +26,7 @@ from shoal.core.protocols import (
     Row,
     Tensors,
     VectorSet,
+    Work,
 )
 from shoal.errors import (
     AddressError,
@@ -171,8 +172,8 @@ class FakePipeline:
         self._labels = script.labels
 
     @property
-    def light(self) -> bool:
-        return False
+    def work(self) -> Work:
+        return "usual"
 
     def check(self, task: Batched) -> None:
         most = self._dimension

@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 COMMANDS = {
     "serve": "shoal.cli.serve:serve",
     "embed": "shoal.cli.embed:embed",
+    "rank": "shoal.cli.rank:rank",
     "chat": "shoal.cli.chat:chat",
     "pull": "shoal.cli.models:pull",
     "list": "shoal.cli.models:list_models",
@@ -28,7 +29,8 @@ COMMANDS = {
 
 
 class _Command(TyperCommand):
-    """Flags of other servers that may stand without a value are given "true", which the parser cannot do."""
+    """What the parser cannot do: flags of other servers that may stand without a value are given "true", and a flag
+    whose value is shown as FILE... takes every word up to the next flag, as a shell writes out *.jpg."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from shoal.presets import SWITCHES
@@ -38,10 +40,31 @@ class _Command(TyperCommand):
             given.append(word)
             if word in SWITCHES and following.lower() not in _SAID:
                 given.append("true")
-        return super().parse_args(ctx, given)
+        several = {flag for each in self.params if each.metavar == _SEVERAL for flag in each.opts}
+        return super().parse_args(ctx, _repeated(given, several))
 
 
 _SAID = {"true", "false", "1", "0", "yes", "no"}
+_SEVERAL = "FILE..."
+
+
+def _repeated(args: list[str], flags: set[str]) -> list[str]:
+    """The flag before each of its values. A lone - is a value."""
+    given: list[str] = []
+    flag = ""
+    for place, word in enumerate(args):
+        if word == "--":
+            return given + args[place:]
+        if word.startswith("-") and word != "-":
+            flag = word if word in flags else ""
+            # Without any value it is left to the parser to refuse.
+            following = args[place + 1] if place + 1 < len(args) else "--"
+            if flag and (following == "-" or not following.startswith("-")):
+                continue
+        elif flag:
+            given.append(flag)
+        given.append(word)
+    return given
 
 
 class _Commands(TyperGroup):

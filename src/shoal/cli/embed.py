@@ -1,31 +1,32 @@
-"""`shoal embed`: texts to vectors, in this process or by a running server."""
+"""`shoal embed`: texts and pictures to vectors, in this process or by a running server."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
+from shoal.cli._asking import PATIENCE_S, Server
 from shoal.cli._options import with_settings
 from shoal.config import Loaded
-from shoal.errors import ConfigError, SetupError, TransportFailed
+from shoal.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
     from shoal.app import App
-    from shoal.types import Vectors
+    from shoal.cli._pictures import Given
+    from shoal.types import Image, Vectors
 
 # Enough for full batches on every stream, and small enough that a server's limits never matter.
 _CHUNK = 512
-# Nobody waits behind this queue: only a hang should end it.
-_PATIENCE_S = 3600.0
+# Of pictures' files: together with the last one, and written as base64, less than a server takes in a request.
+_BYTES_THERE = 4 * 2**20
+_BYTES_HERE = 64 * 2**20
 
 _Wishes: TypeAlias = dict[str, Any]
 """The fields of the request that were given, by their names on the wire."""
@@ -37,9 +38,18 @@ def embed(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Texts, none of them empty; none at all reads UTF-8 from standard input, one text a line.",
+            help="Texts, none of them empty; with no picture either, UTF-8 from standard input, one text a line.",
         ),
     ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE...",
+            help="Pictures, all words up to the next flag or --; a - is standard input.",
+        ),
+    ] = None,
+    *,
     model: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
     ] = "",
@@ -50,21 +60,20 @@ def embed(
     input_type: Annotated[str, typer.Option(metavar="ROLE", help="query or document.")] = "",
     prompt_name: Annotated[str, typer.Option(metavar="NAME", help="Prompt of the model to put before the texts.")] = "",
     dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Shorten the vectors to this.")] = None,
-    *,
     loaded: Loaded,
 ) -> None:
-    """Turn texts into vectors; prints a JSON array with one vector a text, in their order.
+    """Turn texts and pictures into vectors; prints a JSON array: those of the texts, then those of the pictures.
 
     An empty line stops it before it begins: it has no vector, and without one the rows would not be those of the lines.
+    Pictures are read here and sent as bytes, also to a server: shoal embed "a dog" --image *.jpg
     """
     if output is not None and output.suffix not in (".npy", ".json"):
         raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
-    given = _checked(texts) if texts else _lines()
+    given = _given(texts or [], images or [])
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
-        keys = [entry.partition(" ")[0] for entry in loaded.settings.api_key]  # without their classes
-        server = _Server(url.rstrip("/"), keys[0] if keys else None)
+        server = Server(url, loaded.settings)
         vectors = _remote(server, given, {"model": model or server.first_model(), **wishes})
     else:
         from shoal.app import open_app
@@ -74,6 +83,35 @@ def embed(
             opening = open_app(loaded, (model,) if model else loaded.served[:1], progress)
             vectors = asyncio.run(_local(opening, given, wishes))
     _write(vectors, output)
+
+
+class _Inputs(NamedTuple):
+    """All that was given; `names` are those of the pictures' files, "" for texts."""
+
+    items: Sequence[Given]
+    names: Sequence[str]
+
+    def chunks(self, most: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
+        """At most _CHUNK of them at once, and of pictures so many as have `most` bytes, or one more."""
+        from shoal.cli._pictures import read
+
+        start, size = 0, 0
+        items: list[str | Image] = []
+        for place, each in enumerate(self.items, 1):
+            items.append(item := read(each))
+            size += 0 if isinstance(item, str) else len(item.data)
+            if len(items) == _CHUNK or size >= most or place == len(self.items):
+                yield items, self.names[start:place]
+                start, size, items = place, 0, []
+
+
+def _given(texts: list[str], images: list[str]) -> _Inputs:
+    lines = checked_texts(texts) if texts or images else _lines()
+    if not images:
+        return _Inputs(lines, [""] * len(lines))
+    from shoal.cli._pictures import checked
+
+    return _Inputs([*lines, *checked(images)], [*[""] * len(lines), *images])
 
 
 def _lines() -> list[str]:
@@ -98,7 +136,7 @@ def _lines() -> list[str]:
     return texts
 
 
-def _checked(texts: list[str]) -> list[str]:
+def checked_texts(texts: list[str]) -> list[str]:
     for number, text in enumerate(texts, 1):
         if not text:
             raise ConfigError(f"text {number} is empty and has no vector: leave it out, or fill it", param="--")
@@ -109,9 +147,10 @@ def _checked(texts: list[str]) -> list[str]:
     return texts
 
 
-async def _local(opening: AbstractAsyncContextManager[App], texts: Sequence[str], wishes: _Wishes) -> Vectors:
+async def _local(opening: AbstractAsyncContextManager[App], given: _Inputs, wishes: _Wishes) -> Vectors:
     import numpy as np
 
+    from shoal.cli._pictures import naming
     from shoal.types import Context, Embed
 
     async with opening as app:
@@ -120,59 +159,34 @@ async def _local(opening: AbstractAsyncContextManager[App], texts: Sequence[str]
         if failed:
             raise SetupError(f"{failed[0].name}: {failed[0].error}")
         parts = []
-        for chunk in _chunks(texts):
-            ctx = Context(id="embed", deadline=time.monotonic() + _PATIENCE_S)
-            parts.append((await app.gateway.run(Embed(model="", inputs=[*chunk], **wishes), ctx)).vectors)
+        chunks = given.chunks(_BYTES_HERE)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            items, names = chunk
+            ctx = Context(id="embed", deadline=time.monotonic() + PATIENCE_S)
+            with naming(names):
+                parts.append((await app.gateway.run(Embed(model="", inputs=items, **wishes), ctx)).vectors)
         return np.concatenate(parts)
 
 
-def _remote(server: _Server, texts: Sequence[str], wishes: _Wishes) -> Vectors:
+def _remote(server: Server, given: _Inputs, wishes: _Wishes) -> Vectors:
     import numpy as np
 
+    from shoal.cli._pictures import naming
+
     rows: list[Vectors] = []
-    for chunk in _chunks(texts):
-        reply = server.ask("/v1/embeddings", {"input": chunk, "encoding_format": "base64", **wishes})
+    for items, names in given.chunks(_BYTES_THERE):
+        inputs = [*map(_input, items)] if any(names) else items
+        with naming(names):
+            reply = server.ask("/v1/embeddings", {"input": inputs, "encoding_format": "base64", **wishes})
         rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
     return np.stack(rows)
 
 
-class _Server:
-    """A server that speaks as OpenAI's does."""
+def _input(item: str | Image) -> dict[str, str]:
+    """As a server takes texts and pictures in one list."""
+    from shoal.cli._pictures import inline
 
-    def __init__(self, url: str, key: str | None) -> None:
-        self._url = url
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-
-    def first_model(self) -> str:
-        """The first one that it lists. Raises SetupError when it lists none, and what `ask` raises."""
-        try:
-            return str(self.ask("/v1/models")["data"][0]["id"])
-        except (LookupError, TypeError):
-            raise SetupError(f"{self._url} lists no model: name one with --model") from None
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """POST `body`, or GET. Raises TransportFailed when nothing answers as such a server would, SetupError when it
-        refuses."""
-        from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
-
-        url = self._url + path
-        try:
-            request = Request(url, None if body is None else json.dumps(body).encode(), self._headers)
-            with urlopen(request, timeout=_PATIENCE_S) as reply:
-                found: dict[str, Any] = json.load(reply)
-                return found
-        except HTTPError as error:
-            with error:
-                raise SetupError(f"{url} answered {error.code}: {_reason(error.read())}") from None
-        except (OSError, ValueError) as error:
-            raise TransportFailed(f"{url} does not answer ({error}): is `shoal serve` running there?") from None
-
-
-def _reason(body: bytes) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(body)["error"]["message"])
-    return body[:200].decode(errors="replace")
+    return {"text": item} if isinstance(item, str) else {"image": inline(item)}
 
 
 def _decoded(text: str) -> Vectors:
@@ -180,10 +194,6 @@ def _decoded(text: str) -> Vectors:
     import pybase64
 
     return np.frombuffer(pybase64.b64decode(text), dtype="<f4")
-
-
-def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
 
 
 def _write(vectors: Vectors, output: Path | None) -> None:

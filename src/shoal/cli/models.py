@@ -18,12 +18,12 @@ from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import Loaded
 from shoal.errors import AddressError, ConfigError, SourceError
 from shoal.models.address import Address, parse_address
-from shoal.models.manifest import GenerationSpec, check_files
+from shoal.models.manifest import GenerationSpec, ImagePart, check_files
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
 from shoal.models.variants import Parity, made_of
-from shoal.specs import TextSpec
+from shoal.specs import ContrastSpec, TextSpec
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -58,7 +58,7 @@ def pull(
         written = _publish(wanted, loaded, progress) if to == "triton" else ""
     took = time.monotonic() - began
     facts = f"{size_text(stored.manifest.size)}, {took:.1f} s"
-    told = stored.manifest.verification.text if stored.manifest.verification else f"verified {_unverified(stored)}"
+    told = stored.manifest.verified or f"verified {_unverified(stored)}"
     typer.echo(f"graph: {stored.manifest.conversion}; {told}")
     typer.echo(f"{stored.manifest.id} is ready ({facts}): {written or f'shoal serve {address}'}")
 
@@ -209,13 +209,15 @@ def _facts(stored: Stored) -> dict[str, Any]:
 
 def _details(stored: Stored) -> dict[str, Any]:
     manifest = stored.manifest
-    own = _generates(manifest.generation) if manifest.generation is not None else _reads(manifest.text_spec)
+    own = _generates(manifest.generation) if manifest.generation is not None else {}
+    own |= _reads(manifest.text) if manifest.text is not None else {}
+    own |= _sees(manifest.image, manifest.contrast) if manifest.image is not None else {}
     return {
         "parameters": manifest.parameters,
         **own,
         "graph": f"{manifest.graph}, {manifest.conversion}",
         "graph_source": manifest.graph_source,
-        "verified": manifest.verification.text if manifest.verification else None,
+        "verified": manifest.verified or None,
         "files": sorted(manifest.files),
     }
 
@@ -262,6 +264,16 @@ def _reads(text: TextSpec) -> dict[str, Any]:
         "prompts": text.prompts,
         "default_prompt_name": text.default_prompt_name,
     }
+
+
+def _sees(image: ImagePart, contrast: ContrastSpec | None) -> dict[str, Any]:
+    spec = image.spec
+    told: dict[str, Any] = {"pictures": f"{spec.size[1]} x {spec.size[0]}", "image_graph": image.graph}
+    if spec.score is not None:
+        return told | {"task": ", ".join(spec.tasks), "labels": ", ".join(spec.score.labels)}
+    if contrast is not None:
+        told["compared_by"] = f"{contrast.activation} of {contrast.scale:g} * cosine + {contrast.bias:g}"
+    return told | {"dimension": spec.dimension}
 
 
 def _generates(spec: GenerationSpec) -> dict[str, Any]:

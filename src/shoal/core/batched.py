@@ -22,13 +22,33 @@ from shoal.types import (
 )
 
 
-class BatchedRunner:
+class Shown:
+    """The part of a runner that is its tokenizer, where it was given one."""
+
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        return await self._shown().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _shown(self) -> TextCodec:
+        if self._codec is None:
+            raise Unsupported("this model does not show its tokenizer", param="model")
+        return self._codec
+
+
+class BatchedRunner(Shown):
     """Runs the tasks of its facts through a lane; shows the tokenizer when it was given one."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
+        super().__init__(codec)
         self.lane = lane
         self._facts = facts
-        self._codec = codec
 
     @property
     def facts(self) -> ModelFacts:
@@ -51,14 +71,6 @@ class BatchedRunner:
             f"the model {task.model!r} does not generate text; it can: {', '.join(self._facts.tasks)}", param="model"
         )
 
-    async def tokenize(
-        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
-    ) -> list[list[Token]]:
-        return await self._shown().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
-
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
-
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         self.lane.when_broken(call)
 
@@ -67,8 +79,3 @@ class BatchedRunner:
 
     async def aclose(self) -> None:
         await self.lane.aclose()
-
-    def _shown(self) -> TextCodec:
-        if self._codec is None:
-            raise Unsupported("this model does not show its tokenizer", param="model")
-        return self._codec

@@ -4,8 +4,8 @@ Measured reasons for the numbers: a hop to a thread costs about 110 us and token
 jobs run inline; a large job holds the interpreter between its parts, so jobs are cut at `JOB_ITEMS`; a bulk request is
 prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one. One
 text cannot be cut: those that alone are more than a job (`JOB_TOKENS`) leave a thread to the others, and a short text
-waits for no thread at all. What a pipeline prepares in microseconds (`light`) needs none of this: a job a tick, on the
-loop.
+waits for no thread at all. What a pipeline prepares in microseconds ("light" work) needs none of this: a job a tick,
+on the loop. Items that are "heavy" work are each like a text of more than a job, and may have every thread.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Intake:
 
     def __init__(self, pipeline: Pipeline, threads: Threads, deliver: Callable[[list[Outcome]], None]) -> None:
         self._pipeline = pipeline
+        self._light = pipeline.work == "light"
+        self._heavy = pipeline.work == "heavy"
         self._threads = threads
         self._deliver = deliver
         self._waiting: dict[TrafficClass, deque[Pending]] = {"interactive": deque(), "bulk": deque()}
@@ -51,7 +53,7 @@ class Intake:
 
     def add(self, pending: Pending) -> None:
         self._put(pending)
-        if pending.traffic == "interactive" and not self._pipeline.light:
+        if pending.traffic == "interactive" and not (self._light or self._heavy):
             self._fresh.append(pending)
         self._schedule()
 
@@ -68,12 +70,12 @@ class Intake:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, pending: Pending) -> None:
-        large = _next(pending) > JOB_TOKENS and not self._pipeline.light
+        large = self._heavy or (_next(pending) > JOB_TOKENS and not self._light)
         (self._large if large else self._waiting[pending.traffic]).append(pending)
 
     def _tick(self) -> None:
         self._scheduled = False
-        if self._pipeline.light:
+        if self._light:
             if job := self._collect(inf):
                 if any(self._waiting.values()):
                     self._schedule()
@@ -81,7 +83,8 @@ class Intake:
             return
         inline = INLINE_TOKENS
         threads = self._threads.count
-        while self._large and self._jobs < threads and self._large_jobs < max(1, threads - 1):
+        most_large = threads if self._heavy else max(1, threads - 1)
+        while self._large and self._jobs < threads and self._large_jobs < most_large:
             pending = self._large.popleft()
             if not pending.done and (job := _take(pending, 1)):
                 self._large_jobs += 1

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 Tensors = Mapping[str, Array]
+Work = Literal["light", "usual", "heavy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +170,14 @@ class Pipeline(Protocol):
     - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
       its result row (alone or as Counted), or the ShoalError for that item alone (NotFinite).
 
-    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name. `light`:
-    `prepare` takes microseconds an item and holds the interpreter all the while, so that a thread would gain nothing.
+    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name. `work`: what
+    `prepare` costs an item. "light": microseconds, and it holds the interpreter all the while, so that a thread would
+    gain nothing; "heavy": milliseconds and much memory, for which its thread may have to wait, so that each item is a
+    job of its own; "usual": what lies between.
     """
 
     @property
-    def light(self) -> bool: ...
+    def work(self) -> Work: ...
 
     def check(self, task: Batched) -> None: ...
 
@@ -576,5 +579,6 @@ __all__ = [
     "TextGenerator",
     "Token",
     "VectorSet",
+    "Work",
     "round_up",
 ]

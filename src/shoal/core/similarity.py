@@ -9,7 +9,6 @@ embedded and compared in chunks, and what is more than a moment's work is done i
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -21,6 +20,7 @@ import msgspec
 import numpy as np
 
 from shoal.core.limits import traffic_of
+from shoal.core.placing import place_in
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.threads import Threads
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError, Unsupported
@@ -45,8 +45,6 @@ NARROWEST = 64
 """Vectors count as no narrower than that, because a product is a number whatever it costs: 4 million a piece."""
 
 PRODUCTS = PIECE // NARROWEST
-
-_NAMED = re.compile(r"input ([0-9]+): ")
 
 
 def can(facts: ModelFacts) -> bool:
@@ -158,13 +156,13 @@ class _Ranking:
 
     def _placed(self, error: ShoalError, role: str, start: int, count: int) -> ShoalError:
         """It names a text of one side of a chunk: say which of the request's it is."""
-        named = _NAMED.match(error.message)
+        named, message = place_in(error)
         alone = count == 1 and isinstance(error, RequestError | InputRejected | NotFinite)
         if named is None and (not alone or isinstance(error, Unsupported)):
             return error
-        place = start + (int(named[1]) if named is not None else 0)
+        place = start + (named or 0)
         placed = copy(error)
-        placed.message = error.message[named.end() :] if named is not None else error.message
+        placed.message = message
         if role == "query":
             placed.message = f"the query: {placed.message}"
         placed.args = (placed.message,)

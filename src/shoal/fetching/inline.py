@@ -7,6 +7,7 @@ opens a file. Everything is pure and safe in threads; a picture of 20 MB takes s
 from __future__ import annotations
 
 import binascii
+import io
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,9 @@ MIN_BYTES: Final = 26
 MAX_ESCAPED: Final = 2**20
 """Characters of a data URI that is percent-encoded: each escape costs memory many times its size."""
 
+PIECE: Final = 2**18
+"""Characters of base64 that are decoded at a time."""
+
 MAX_BLANKS: Final = 1024
 """Around a text."""
 
@@ -36,6 +40,7 @@ _BLANKS = b" \t\r\n"
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 # Characters of base64, and line breaks in it, that were escaped by a URI's rules.
 _ESCAPES = {b"%2b": b"+", b"%2f": b"/", b"%3d": b"=", b"%0a": b"", b"%0d": b"", b"%20": b""}
+_BLANK_ESCAPES = ("%0a", "%0d", "%20")
 _ESCAPES |= {escape.upper(): meant for escape, meant in _ESCAPES.items()}
 _WRONG_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -113,32 +118,56 @@ class _NotBase64(InvalidValue):
 
 
 def _base64(text: str, start: int, max_bytes: int) -> bytes:
-    """Padding may be missing, either alphabet is read, blanks are passed over. Holds two copies of the text at most."""
+    """Padding may be missing, either alphabet is read, blanks are passed over. Decoded in pieces: beside the text and
+    what comes of it, nothing of its size is held."""
     wrong = _NotBase64(f"the data is not base64: {NEXT}")
     if not text.isascii():
         raise wrong
-    # A third more than the bytes, and a tenth of that for line breaks and escapes: what is longer is not copied.
-    if len(text) > max_bytes * 3 // 2 + MAX_ESCAPED:
+    blanks = sum(text.count(blank, start) for blank in " \t\r\n")
+    if (len(text) - start - blanks - 2 * text.count("%", start)) * 3 // 4 > max_bytes + 2:
         raise _too_large(max_bytes)
+    end = _unpadded(text, start)
+    decoded, carried = io.BytesIO(), b""
+    try:
+        while start < end:
+            stop = start + PIECE
+            cut = text.find("%", stop - 2, stop)
+            stop = min(end, stop if cut < 0 else cut + 3)  # an escape stays whole
+            carried += _plain(text[start:stop])
+            whole = len(carried) if stop == end else len(carried) // 4 * 4
+            piece, carried = carried[:whole], carried[whole:]
+            if b"=" in piece:
+                raise wrong
+            decoded.write(pybase64.b64decode(piece + b"=" * (-len(piece) % 4), validate=True))
+            start = stop
+    except binascii.Error:
+        raise wrong from None
+    if decoded.tell() > max_bytes:
+        raise _too_large(max_bytes)
+    return decoded.getvalue()
+
+
+def _unpadded(text: str, start: int) -> int:
+    """Where base64 ends before its padding and the blanks around that; of more padding than there can be, the rest is
+    left to be refused."""
+    end, pads = len(text), 0
+    for _ in range(MAX_BLANKS):
+        last, escape = text[max(start, end - 1) : end], text[max(start, end - 3) : end].lower()
+        padding = last == "=" or escape == "%3d"
+        if not last or (padding and pads == 2) or not (padding or last in " \t\r\n" or escape in _BLANK_ESCAPES):
+            break
+        pads += padding
+        end -= 3 if escape.startswith("%") else 1
+    return end
+
+
+def _plain(text: str) -> bytes:
+    """Base64 in its standard alphabet, without escapes and blanks."""
     raw = text.encode("ascii")
-    raw = raw[start:]
     if b"%" in raw:
         for escape, meant in _ESCAPES.items():
             raw = raw.replace(escape, meant)
-    if any(blank in raw for blank in (b" ", b"\t", b"\r", b"\n")):
-        raw = raw.translate(None, _BLANKS)
-    padding = len(raw[-3:]) - len(raw[-3:].rstrip(b"="))
-    if padding < 3:
-        raw = raw[: len(raw) - padding]
-    if len(raw) * 3 // 4 > max_bytes:
-        raise _too_large(max_bytes)
-    if b"-" in raw or b"_" in raw:
-        raw = raw.translate(_STANDARD)
-    raw += b"=" * (-len(raw) % 4)
-    try:
-        return pybase64.b64decode(raw, validate=True)
-    except binascii.Error:
-        raise wrong from None
+    return raw.translate(_STANDARD, _BLANKS)
 
 
 def _escaped(text: str, start: int, max_bytes: int) -> bytes:

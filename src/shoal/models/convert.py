@@ -51,7 +51,7 @@ def convert(
     hears (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
     and MissingExtra without the onnx package.
     """
-    _require_onnx()
+    require_onnx()
     tell = progress or (lambda stage, fraction: None)
     tell("read", 0.0)
     contract = read_contract(folder)
@@ -149,7 +149,8 @@ def _left_out(folder: Path, contract: Contract) -> str:
     return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra reads those"
 
 
-def _require_onnx() -> None:
+def require_onnx() -> None:
+    """Raises MissingExtra without the onnx package."""
     try:
         import onnx  # noqa: F401
     except ImportError:

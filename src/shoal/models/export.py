@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -50,6 +51,7 @@ _OFFLINE = {
 }
 
 Kind = Literal["encoder", "classifier", "masked"]
+Made = TypeVar("Made")
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +67,26 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     verification: str = ""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Line(msgspec.Struct, Generic[Made], frozen=True, kw_only=True, omit_defaults=True):
     """A line of the process: progress (`stage`, `fraction`), and at its end `done` or `error` of a `kind`."""
 
     stage: str = ""
     fraction: float = 0.0
-    done: Exported | None = None
+    done: Made | None = None
     error: str = ""
     kind: Literal["", "model_file", "verification"] = ""
     file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Generic[Made]):
+    """What runs in a process of its own: `command` writes lines of the type `line`. `file` is named by errors that name
+    none, and `elsewhere` says what to do where this machine cannot."""
+
+    command: Sequence[str]
+    line: type[Line[Made]]
+    file: str = "config.json"
+    elsewhere: str = "export it elsewhere with `optimum-cli export onnx` and serve the folder"
 
 
 def can_export() -> bool:
@@ -100,12 +113,28 @@ def export(
     """
     if not can_export():
         raise MissingExtra("Exporting a model that Shoal has no graph for", "convert")
+    program = Program(command=[*PROGRAM, str(folder), str(into), str(int(graph))], line=Line[Exported])
+    return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)
+
+
+def run_program(
+    program: Program[Made],
+    *,
+    progress: Callable[[str, float], None] | None = None,
+    stop: Stop | None = None,
+    max_memory_mb: int = 0,
+    timeout_s: float = TIMEOUT_S,
+) -> Made:
+    """What the program's process makes, within bounds and with errors as `export` says; it is dead at the end."""
     stop = stop or Stop()
     limit = (max_memory_mb or _three_quarters()) * 2**20
     end = time.monotonic() + timeout_s
-    command = [*PROGRAM, str(folder), str(into), str(int(graph))]
-    with tempfile.TemporaryFile() as words, _running(command, words) as run:
-        lines = _lines(run)
+
+    def refused(why: str) -> ModelFileError:
+        return ModelFileError(f"{why}, or {program.elsewhere}", file=program.file)
+
+    with tempfile.TemporaryFile() as words, _running(program.command, words) as run:
+        lines = _lines(run, program.line)
         while True:
             stop.check()
             with contextlib.suppress(queue.Empty):
@@ -115,18 +144,14 @@ def export(
                 if line.done is not None:
                     return line.done
                 if line.error:
-                    raise _error(line)
+                    raise _error(line, program.file)
                 if progress is not None:
                     progress(line.stage, line.fraction)
             if memory_of(run.pid) > limit:
-                raise _refused(
-                    f"exporting it takes more than {limit >> 20} MiB of memory; allow more, or export it elsewhere "
-                    "with `optimum-cli export onnx` and serve the folder"
-                )
+                raise refused(f"exporting it takes more than {limit >> 20} MiB of memory; allow more")
             if time.monotonic() > end:
-                raise _refused(f"exporting it took more than {timeout_s:.0f} s; allow more, or export it elsewhere")
-        code = run.wait()
-        raise _refused(f"the process that exports it {_ended(code)}{_said(words)}; free memory, or export it elsewhere")
+                raise refused(f"exporting it took more than {timeout_s:.0f} s; allow more")
+        raise refused(f"the process that exports it {_ended(run.wait())}{_said(words)}; free memory")
 
 
 @contextmanager
@@ -153,9 +178,9 @@ def _running(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Po
             run.stdin.close()
 
 
-def _lines(run: subprocess.Popen[bytes]) -> queue.Queue[Line | None]:
+def _lines(run: subprocess.Popen[bytes], kind: type[Line[Made]]) -> queue.Queue[Line[Made] | None]:
     """What the process says, None at its end. What is no line of ours is what a library prints."""
-    said: queue.Queue[Line | None] = queue.Queue()
+    said: queue.Queue[Line[Made] | None] = queue.Queue()
     output = run.stdout
     assert output is not None
 
@@ -163,7 +188,7 @@ def _lines(run: subprocess.Popen[bytes]) -> queue.Queue[Line | None]:
         with output:
             for line in output:
                 with contextlib.suppress(msgspec.MsgspecError):
-                    said.put(msgspec.json.decode(line, type=Line))
+                    said.put(msgspec.json.decode(line, type=kind))
         said.put(None)
 
     threading.Thread(target=read, name="export", daemon=True).start()
@@ -185,14 +210,10 @@ def _three_quarters() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4 >> 20
 
 
-def _error(line: Line) -> ShoalError:
+def _error(line: Line[Made], file: str) -> ShoalError:
     if line.kind == "verification":
         return VerificationFailed(line.error)
-    return ModelFileError(line.error, file=line.file or "config.json")
-
-
-def _refused(why: str) -> ModelFileError:
-    return ModelFileError(why, file="config.json")
+    return ModelFileError(line.error, file=line.file or file)
 
 
 def _ended(code: int) -> str:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,31 @@ SHAPES = ((1, 1), (2, 7), (3, 33))
 """Batches that are compared; all but the first row are padded. The graph was traced with another one."""
 
 
+Tell = Callable[[str, float], None]
+"""Hears (stage, fraction)."""
+
+
 def main() -> None:
     folder, into, wanted = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    report(
+        lambda tell: _run(folder, into, wanted, tell),
+        "serve it with --engine torch, or use a repository that ships onnx/model.onnx",
+    )
+
+
+def report(work: Callable[[Tell], Any], otherwise: str) -> None:
+    """Do the `work`, and say as lines what it tells and how it ends; `otherwise` is what to do about a model that
+    PyTorch cannot export."""
     end_with_input()
     # What libraries print goes to the other stream, so that this one holds lines alone.
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(line: Line) -> None:
+    def tell(line: Line[Any]) -> None:
         print(msgspec.json.encode(line).decode(), file=told, flush=True)
 
     try:
-        tell(Line(done=_run(folder, into, wanted, lambda stage, at: tell(Line(stage=stage, fraction=at)))))
+        tell(Line(done=work(lambda stage, at: tell(Line(stage=stage, fraction=at)))))
     except VerificationFailed as error:
         tell(Line(error=error.message, kind="verification"))
     except ModelFileError as error:
@@ -64,8 +78,7 @@ def main() -> None:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         tell(
             Line(
-                error=f"PyTorch cannot export this model ({reason}); serve it with --engine torch, or use a repository "
-                "that ships onnx/model.onnx",
+                error=f"PyTorch cannot export this model ({reason}); {otherwise}",
                 kind="model_file",
             )
         )
@@ -85,7 +98,7 @@ def end_with_input() -> None:
     threading.Thread(target=wait, name="input", daemon=True).start()
 
 
-def _run(folder: Path, into: Path, wanted: bool, tell: Any) -> Exported:
+def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> Exported:
     tell("read", 0.0)
     converted = _take_over(folder, into)
     tell("read", 1.0)
@@ -286,7 +299,7 @@ def _export(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> N
 
 def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> str:
     """The graph against PyTorch, where there is an engine to run it. Raises VerificationFailed."""
-    run = _engine(target)
+    run = open_engine(target)
     if run is None:
         return "not compared with PyTorch: no engine for graphs is installed"
     cosine, furthest = 1.0, 0.0
@@ -316,7 +329,7 @@ def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> s
     )
 
 
-def _engine(target: Path) -> Any:
+def open_engine(target: Path) -> Any:
     """Arrays in, the one output out, on whichever engine is installed; None without any."""
     try:
         import onnxruntime

@@ -108,6 +108,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.text
 
     @property
+    def verified(self) -> str:
+        """What the comparisons of its graphs came to, in words; "" where one of them was not compared."""
+        verdicts = [self.verification] if self.text is not None or self.image is None else []
+        verdicts += [self.image.verification] if self.image is not None else []
+        return "; ".join(one.text for one in verdicts if one is not None) if all(verdicts) else ""
+
+    @property
     def size(self) -> int:
         """Bytes on disk."""
         return sum(facts.size for facts in self.files.values())
@@ -143,10 +150,12 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise ModelFileError(f"is broken ({error}); pull the model again", file=MANIFEST) from error
-    spec = manifest.generation or manifest.text
-    if spec is None:
+    spec, image = manifest.generation or manifest.text, manifest.image
+    if spec is None and image is None:
         raise ModelFileError("does not say what the model does; pull the model again", file=MANIFEST, key="text")
-    for name in (*manifest.files, manifest.graph, spec.tokenizer):
+    named = [spec.tokenizer] if spec is not None else []
+    named += [image.graph] if image is not None else []
+    for name in (*manifest.files, manifest.graph, *named):
         if not is_inside(name):
             raise ModelFileError(
                 "leads out of the model's folder; remove the model and pull it again", file=MANIFEST, key=name

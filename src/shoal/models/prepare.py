@@ -17,7 +17,7 @@ from shoal.errors import AddressError, ModelFileError
 from shoal.models import as_published
 from shoal.models.address import Address, parse_address
 from shoal.models.generative import graph_of, is_causal, take
-from shoal.models.manifest import CONVERTER, GenerationSpec, Manifest, Verdict, measure
+from shoal.models.manifest import CONVERTER, GenerationSpec, ImagePart, Manifest, Verdict, measure
 from shoal.models.pickles import Export, without_pickles
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
@@ -25,7 +25,7 @@ from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import CONVERT, is_pickle, is_weights
 from shoal.models.store import Store, Stored
-from shoal.specs import TextSpec
+from shoal.specs import ContrastSpec, TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
@@ -141,6 +141,8 @@ class _Made:
     conversion: str
     text: TextSpec | None = None
     generation: GenerationSpec | None = None
+    image: ImagePart | None = None
+    contrast: ContrastSpec | None = None
     verdict: Verdict | None = None
 
 
@@ -170,6 +172,10 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
 
 def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
     folder = fetched.folder
+    from shoal.models.contract.towers import has_towers
+
+    if has_towers(folder):
+        return _towers(folder, target, engine, steps)
     try:
         return _of(*_convert(folder, target, engine, steps))
     except ModelFileError as error:
@@ -249,6 +255,36 @@ def _convert(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps
     return converted, Verdict(found.text, found.min_cosine)
 
 
+def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:
+    from shoal.models.convert_towers import convert_towers
+
+    made = convert_towers(folder, target, progress=steps)
+    text = image = None
+    if engine is not None:
+        from shoal.models.verify import Verification, require
+        from shoal.models.verify_towers import verify_pictures, verify_texts
+
+        def verdict(found: Verification) -> Verdict:
+            require(found)
+            return Verdict(found.text, found.min_cosine)
+
+        steps("verify", 0.0)
+        text = verdict(verify_texts(folder, made.towers, target, engine(target / made.graph)))
+        steps("verify", 0.5)
+        image = verdict(verify_pictures(folder, made.towers, engine(target / made.image_graph)))
+        steps("verify", 1.0)
+    return _Made(
+        graph=made.graph,
+        source="built",
+        parameters=made.parameters,
+        conversion=made.text,
+        text=made.spec,
+        image=ImagePart(graph=made.image_graph, spec=made.image_spec, verification=image),
+        contrast=made.contrast,
+        verdict=text,
+    )
+
+
 def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> Manifest:
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
@@ -266,6 +302,8 @@ def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> 
         parameters=made.parameters,
         text=made.text,
         generation=made.generation,
+        image=made.image,
+        contrast=made.contrast,
         verification=made.verdict,
         created=int(time.time()),
         weights=fetched.published

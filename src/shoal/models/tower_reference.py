@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from shoal.models.contract.towers import ImageTower, TextTower, Towers
-from shoal.models.graphs.weights import Weights, open_weights
+from shoal.models.graphs.tower_weights import open_tower_weights
+from shoal.models.graphs.weights import Weights
 from shoal.models.reference import Floats, Ids, activate, linear, norm
 
 
 def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
     """[texts, dimension] of texts given as token ids, with what padding the model is to see."""
-    weights, tower = open_weights(folder), towers.text
+    weights, tower = open_tower_weights(folder, towers), towers.text
     read = _Tensors(weights, tower, "text_model.")
     words = (tower.vocab_size, tower.hidden)
     rows = []
@@ -37,7 +38,7 @@ def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
 
 def embed_pictures(folder: Path, towers: Towers, pixels: Floats) -> Floats:
     """[pictures, dimension] of float32 [pictures, 3, size, size]."""
-    weights, tower = open_weights(folder), towers.image
+    weights, tower = open_tower_weights(folder, towers), towers.image
     read = _Tensors(weights, tower, "vision_model.")
     clip = towers.family == "clip"
     table = read.get("embeddings.position_embedding.weight", tower.patches + clip, tower.hidden)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors
+from shoal.core.protocols import EngineFacts, Prepared, Tensors, Work
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines.jobs import Entry, Text, in_order
 from shoal.pipelines.padding import IDS, INPUTS, TYPES, check_inputs, padded
@@ -51,8 +51,8 @@ class PairPipeline:
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
     @property
-    def light(self) -> bool:
-        return False
+    def work(self) -> Work:
+        return "usual"
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue for a limit of documents that is none."""

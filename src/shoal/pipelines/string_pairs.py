@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Tensors
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Tensors, Work
 from shoal.errors import ShoalError, Unsupported
 from shoal.pipelines.jobs import Entry, Text, in_order
 from shoal.pipelines.pairing import PairTokenizer, Reading
@@ -68,8 +68,8 @@ class StringPairPipeline:
             self._pairs = PairTokenizer(tokenizer, "tokenizer.json", self._cutting.counted)
 
     @property
-    def light(self) -> bool:
-        return self.tokenizer is None
+    def work(self) -> Work:
+        return "light" if self.tokenizer is None else "usual"
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (max_tokens_per_doc) and Unsupported (raw_scores, max_tokens_per_doc, truncate,

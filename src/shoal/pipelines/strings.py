@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
 from shoal.errors import EmptyInput, InvalidValue, ShoalError
 from shoal.pipelines import prompts
 from shoal.pipelines.jobs import Entry, Text, in_order
@@ -106,8 +106,8 @@ class StringPipeline:
         self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
 
     @property
-    def light(self) -> bool:
-        return self.tokenizer is None
+    def work(self) -> Work:
+        return "light" if self.tokenizer is None else "usual"
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines import pooling, prompts
 from shoal.pipelines.jobs import Entry, Text, in_order
@@ -86,8 +86,8 @@ class TextPipeline:
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
     @property
-    def light(self) -> bool:
-        return False
+    def work(self) -> Work:
+        return "usual"
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""

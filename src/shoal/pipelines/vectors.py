@@ -63,7 +63,7 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
 
 def not_finite() -> NotFinite:
     """What an item gets whose answer is no number."""
-    return NotFinite("the model answered NaN or infinity for this input; try another text or precision f32")
+    return NotFinite("the model answered NaN or infinity for this input; try another one or precision f32")
 
 
 def _shaped(rows: Array, shape: Shape, squares: Array) -> Vectors:

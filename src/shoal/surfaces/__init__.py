@@ -13,6 +13,7 @@ from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
 from shoal.surfaces.cohere import Cohere
 from shoal.surfaces.embedding import Embedding
 from shoal.surfaces.health import Health
+from shoal.surfaces.images import Images
 from shoal.surfaces.infer import Infer
 from shoal.surfaces.models import Models
 from shoal.surfaces.ollama import Ollama
@@ -28,6 +29,7 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
     Ranking,
     Cohere,
     Scoring,
+    Images,
     Embedding,
     Infer,
     Models,

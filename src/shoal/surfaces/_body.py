@@ -21,8 +21,9 @@ LINGER_S = 1.0
 LINGER_BYTES = 268_435_456
 
 
-def check_head(request: Request, limit: int, json: bool) -> None:
-    """Judge by the headers alone. Raises UnsupportedMediaType, BodyTooLarge or Malformed (a senseless length)."""
+def check_head(request: Request, limit: int, json: bool, form: bool = False) -> None:
+    """Judge by the headers alone; `form`: where JSON is read, multipart/form-data is too. Raises UnsupportedMediaType,
+    BodyTooLarge or Malformed (a senseless length)."""
     headers = request.headers
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in {b"identity", b""}:
@@ -33,6 +34,7 @@ def check_head(request: Request, limit: int, json: bool) -> None:
         if (
             kind not in {b"", b"application/json"}
             and not kind.endswith((b"/json", b"+json"))
+            and not (form and kind == b"multipart/form-data")
             and not _is_curls(request)
         ):
             raise UnsupportedMediaType(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
 
-from shoal.errors import EmptyInput, InvalidValue, TooManyInputs, Unsupported, WrongType
-from shoal.surfaces import _cutting, _facts, _matrices, _roles, _rows, _tei_models
+from shoal.errors import InvalidValue, Unsupported
+from shoal.surfaces import _cutting, _facts, _matrices, _mixed, _roles, _rows, _tei_models, _wire
 from shoal.surfaces._fields import Fields
+from shoal.surfaces._mixed import Given, Picture
+from shoal.surfaces._pictures import Pictures
 from shoal.surfaces._quantize import Precision, quantized
 from shoal.surfaces._request import JSON, Body, Headers, Options, Reply, Request
-from shoal.surfaces._wire_embeddings import EmbeddingsRequest, InputObject
+from shoal.surfaces._wire_embeddings import EmbeddingsRequest
 from shoal.types import Array, Embed, Embedded, TextItem, VectorKind
 
 if TYPE_CHECKING:
@@ -35,32 +38,41 @@ class Embeddings:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._decode = Fields(EmbeddingsRequest, "openai", ("input", "embedding_type"), options.max_inputs)
+        self._pictures = options.pictures or Pictures()
+        many = ("input", "embedding_type", "modality", "messages")
+        self._decode = Fields(EmbeddingsRequest, "openai", many, options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
         if not asked.model:
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
         _check_known(asked)
-        inputs = inputs_of(asked.input, self._limit)
+        given = _given(asked, self._limit)
         name, suffix = _roles.without_suffix(self._gateway, asked.model)
         card = await _tei_models.awake(self._gateway, request, self._gateway.model(name))
         written = _Form(asked, request)
         kind = kind_of_vectors(card)
-        task = _task(asked, card, inputs, suffix, kind)
+        mixed = _mixed.has_pictures(given)
+        if mixed:
+            _mixed.check_takes(self._gateway, card.name, given)
+        task = _task(asked, card, [] if mixed else cast(list[TextItem], given), suffix, kind)
         if kind == "multi":
             written.check_numbers()
             check_late(task)
-            _matrices.check_inputs(card, inputs, "input")
+            _matrices.check_inputs(card, [each for each in given if not isinstance(each, Picture)], "input")
         if written.whole and not task.normalize:
             raise InvalidValue(
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
             )
-        request.model, request.items = card.name, len(inputs)
+        request.model, request.items = card.name, len(given)
+        if mixed:
+            inputs = await _mixed.read(self._pictures, given, request, asked.image_download_headers)
+            task = msgspec.structs.replace(task, inputs=inputs)
         result = await self._gateway.run(task, request.context())
         request.result = result
         _matrices.check_matrices(result.multi_vectors, "input")
-        headers, body = await written.encoded(result, card.name)
+        read = _mixed.text_tokens(task.inputs, result.tokens) if mixed else sum(result.tokens)
+        headers, body = await written.encoded(result, card.name, read)
         return Reply(200, [*headers, *_facts.batch_headers(request, result)], body)
 
 
@@ -76,36 +88,17 @@ def _check_known(asked: EmbeddingsRequest) -> None:
         )
 
 
-def inputs_of(given: str | list[Any], limit: int) -> list[TextItem]:
-    """Texts or lists of ids, one entry an input. One bare list of ids is one input."""
-    if isinstance(given, str):
-        given = [given]
-    if not given:
-        raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
-    kinds = set(map(type, given))
-    if InputObject in kinds:
-        given = [_text(each, at) if isinstance(each, InputObject) else each for at, each in enumerate(given)]
-        kinds = set(map(type, given))
-    if len(kinds) > 1:
-        raise WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
-    if int in kinds:
-        given = [given]
-    if len(given) > limit:
-        raise TooManyInputs(
-            f"'input' holds more than the {limit} entries that one request may hold; split it.", param="input"
-        )
-    if not all(given):
-        at = next(at for at, each in enumerate(given) if not each)
-        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
-    return cast(list[TextItem], given)
-
-
-def _text(item: InputObject, at: int) -> str:
-    if item.image is not None:
-        raise Unsupported(f"'input[{at}]' is an image; only texts can be embedded here.", param="input")
-    if item.text is None:
-        raise WrongType(f"'input[{at}]' has no 'text'; send a text, or an object with one.", param="input")
-    return item.text
+def _given(asked: EmbeddingsRequest, limit: int) -> list[Given]:
+    """Raises WrongType for no input at all, InvalidValue for two, and as `_mixed` does."""
+    if asked.messages is None:
+        if asked.input is None:
+            raise _wire.FieldError("Missing required field 'input'.", at="input", reason="Field required", missing=True)
+        return _mixed.given(asked.input, limit, asked.modality)
+    if asked.input is not None:
+        raise InvalidValue("Both 'input' and 'messages' are there; send one of them.", param="messages")
+    if asked.modality is not None:
+        raise InvalidValue("'modality' is of 'input': the parts of 'messages' say what they are.", param="modality")
+    return _mixed.of_messages(asked.messages)
 
 
 def check_late(task: Embed, normalize: str = "normalize") -> None:
@@ -137,7 +130,7 @@ def kind_of_vectors(card: ModelCard) -> VectorKind:
 
 
 def _task(
-    asked: EmbeddingsRequest, card: ModelCard, inputs: list[TextItem], suffix: str | None, kind: VectorKind
+    asked: EmbeddingsRequest, card: ModelCard, inputs: Sequence[TextItem], suffix: str | None, kind: VectorKind
 ) -> Embed:
     whole = _cutting.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
     wanted = _cutting.whether(asked.truncate, asked.truncation)
@@ -196,8 +189,8 @@ class _Form:
                 param="model",
             )
 
-    async def encoded(self, result: Embedded, model: str) -> tuple[Headers, Body]:
-        total = sum(result.tokens)
+    async def encoded(self, result: Embedded, model: str, total: int) -> tuple[Headers, Body]:
+        """`total`: tokens that the model read."""
         head = b'{"object":"list","data":['
         tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
         if result.multi_vectors:

@@ -22,6 +22,7 @@ from shoal.surfaces._auth import Gate
 from shoal.surfaces._body import Receive, check_head, leaves_unread, linger, read_body
 from shoal.surfaces._cors import Cors
 from shoal.surfaces._feed import Feed
+from shoal.surfaces._operation import Described
 from shoal.surfaces._request import Headers, Options, RenderError, Reply, Request
 from shoal.surfaces._routes import Miss, Route, Routes
 from shoal.surfaces._watch import Watch
@@ -105,7 +106,8 @@ class Front:
         request.parameter = route.parameter
         if operation.method != "GET":
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
-            check_head(request, limit, json=operation.request is not None)
+            form = isinstance(operation, Described) and operation.form is not None
+            check_head(request, limit, json=operation.request is not None, form=form)
             request.body = await read_body(receive, limit)
         request.body_read = True
 

@@ -116,7 +116,7 @@ async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
         entry.default_for = list(cards[each.name].default_for) if each.name in cards else []
         if each.facts is not None:
             _tell(entry, each.facts)
-        entry.architecture = _architecture(entry.tasks)
+        entry.architecture = _architecture(entry.tasks, each.facts)
         entries += [entry, *_adapters(entry, each.facts)]
     return entries
 
@@ -136,6 +136,7 @@ def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.dimension = facts.dimension
     entry.vectors = list(facts.vectors) if "embed" in facts.tasks else []
     entry.labels = list(facts.labels)
+    entry.modalities = [] if facts.modalities == ("text",) else list(facts.modalities)
     entry.max_input_tokens = facts.max_input_tokens
     entry.max_model_len = facts.context_tokens
     entry.precision = facts.precision or None
@@ -165,14 +166,15 @@ def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
     return status
 
 
-def _architecture(tasks: Iterable[str]) -> wire.Architecture:
-    """By its tasks; what was never loaded is taken for what this server serves."""
+def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Architecture:
+    """By its tasks; what was never loaded is taken for what this server serves, and for a model of texts."""
     outputs = ["text"] if "generate" in tasks else []
     if "rerank" in tasks or "classify" in tasks:
         outputs.append("scores")
     if "embed" in tasks or not outputs:
         outputs.append("embeddings")
-    return wire.Architecture(input_modalities=["text"], output_modalities=outputs)
+    modalities = facts.modalities if facts is not None else ("text",)
+    return wire.Architecture(input_modalities=[*modalities], output_modalities=outputs)
 
 
 def _of(card: ModelCard, silent: Container[str]) -> Listing:

@@ -13,7 +13,8 @@ from shoal.core.protocols import Operation
 class Described(Operation):
     """`query` maps parameters of the query to what they say, `needed` names those that may not be left out. `accepted`
     is the type of a 202's body. `optional`: the body may be left out. `response` may be a tuple: one of these types.
-    `also`: other media types of a success, each with its type.
+    `also`: other media types of a success, each with its type. `form`: the body may be multipart/form-data of this type
+    as well.
     """
 
     query: Mapping[str, str] = field(default_factory=dict)
@@ -21,3 +22,4 @@ class Described(Operation):
     accepted: Any = None
     optional: bool = False
     also: tuple[tuple[str, Any], ...] = ()
+    form: Any = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
-from shoal.surfaces import _cutting, _embeddings, _matrices, _ranking, _rows, _scores, _wire
+from shoal.surfaces import _cutting, _embeddings, _matrices, _mixed, _ranking, _rows, _scores, _wire
 from shoal.surfaces._request import Body, Reply, Request
 from shoal.surfaces._wire_scores import PoolingRequest
 from shoal.types import Array, Classify, Embed, Result, TaskKind, TextItem, TextPair, VectorKind
@@ -23,7 +23,7 @@ class Pooling:
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.in_turns(request.body)
-        inputs = _embeddings.inputs_of(asked.input, self._limit)
+        inputs = _mixed.texts_of(asked.input, self._limit)
         card = await self._card(request, asked)
         request.items = len(inputs)
         result: Result

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.surfaces._refused import Refused
+from shoal.surfaces._wire_embeddings import InputObject
 from shoal.surfaces._wire_rerank import CohereMeta, MaybeDocumentTokens, MaybeModel, MaybeTop, RankText
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -22,9 +22,7 @@ MaybeTexts: TypeAlias = Annotated[list[str], Meta(description="Texts to embed.",
 MaybeRole: TypeAlias = (
     Annotated[
         Literal["search_document", "search_query", "classification", "clustering", "image"],
-        Meta(
-            description="The side of a search, or the model's prompt of that name, where it has one. image is refused."
-        ),
+        Meta(description="The side of a search, or the model's prompt of that name, if it has one; image of pictures."),
     ]
     | None
 )
@@ -35,7 +33,13 @@ MaybeCut: TypeAlias = (
     ]
     | None
 )
-MaybeImages: TypeAlias = Annotated[list[str], Meta(description="Refused, unless it is empty.")] | None
+MaybeImages: TypeAlias = (
+    Annotated[
+        list[str],
+        Meta(description="Pictures instead of texts: data URIs, base64, or http(s) URLs where the operator allows it."),
+    ]
+    | None
+)
 
 
 class RelevantSpans(msgspec.Struct, kw_only=True):
@@ -73,14 +77,8 @@ class CohereRerankResponse(msgspec.Struct, kw_only=True):
     meta: CohereMeta
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    type: Literal["text", "image_url"]
-    text: str | None = None
-    image_url: Refused = msgspec.UNSET
-
-
 class ContentInput(msgspec.Struct, kw_only=True):
-    content: Annotated[list[ContentPart], Meta(description="One text.")]
+    content: Annotated[list[InputObject], Meta(description="One text, or one picture.")]
 
 
 class CohereEmbedV1Request(msgspec.Struct, kw_only=True):
@@ -93,7 +91,7 @@ class CohereEmbedV1Request(msgspec.Struct, kw_only=True):
 
 
 class CohereEmbedRequest(CohereEmbedV1Request, kw_only=True):
-    inputs: Annotated[list[ContentInput], Meta(description="Texts in another form; instead of `texts`.")] | None = None
+    inputs: Annotated[list[ContentInput], Meta(description="Texts and pictures; instead of `texts`.")] | None = None
     output_dimension: (
         Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
     ) = None
@@ -115,7 +113,7 @@ class CohereVectors(msgspec.Struct, kw_only=True, omit_defaults=True, rename={"f
 class CohereEmbedResponse(msgspec.Struct, kw_only=True):
     id: str
     embeddings: CohereVectors
-    texts: list[str]
+    texts: Annotated[list[str], Meta(description="The texts among the inputs.")]
     meta: CohereMeta
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
 

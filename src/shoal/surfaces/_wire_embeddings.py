@@ -8,22 +8,48 @@ import msgspec
 from msgspec import Meta
 
 from shoal.surfaces._lists import TokenId
+from shoal.surfaces._refused import Unread
 
 Precision: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
+PictureHeaders: TypeAlias = Annotated[
+    Unread,
+    Meta(
+        description="Headers for fetching pictures by URL; they go to hosts that the operator listed, and no others.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},
+    ),
+]
+"""Read only where there is a picture to read: a body may hold millions of them."""
+
+
+class ImageLink(msgspec.Struct, kw_only=True):
+    url: str
+    detail: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+
 
 class InputObject(msgspec.Struct, kw_only=True):
-    """An input as Jina writes it. Images are refused by name."""
+    """A text or a picture, as Jina writes it, or as OpenAI writes a part of a message."""
 
+    type: Literal["text", "input_text", "image", "image_url", "input_image"] | None = None
     text: str | None = None
-    image: str | None = None
+    image: str | ImageLink | None = None
+    image_url: str | ImageLink | None = None
 
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Annotated[str, Meta(description="Accepted, and not used.")] = "user"
+    content: str | list[InputObject]
+
+
+Modality: TypeAlias = Literal["text", "image"]
+Modalities: TypeAlias = Modality | list[Modality]
 
 EmbeddingsInput: TypeAlias = Annotated[
     str | list[str | TokenId | list[TokenId] | InputObject],
     Meta(
         description="A text, a list of texts, one list of token ids, or a list of such lists. A text may also be "
-        '`{"text": ...}`. Token ids are those of the model itself. Texts and ids do not mix.',
+        '`{"text": ...}`, a picture is `{"image": ...}` or `{"type": "image_url", "image_url": {"url": ...}}`. Token '
+        "ids are those of the model itself. Texts and ids do not mix, pictures mix with both.",
         examples=["The food was delicious.", ["first text", "second text"], [101, 7592, 102]],
     ),
 ]
@@ -32,7 +58,6 @@ EmbeddingsInput: TypeAlias = Annotated[
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """What to embed, as OpenAI's clients say it; then what others say. Two names for one thing must agree."""
 
-    input: EmbeddingsInput
     model: Annotated[
         str,
         Meta(
@@ -40,6 +65,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
             examples=["all-MiniLM-L6-v2"],
         ),
     ]
+    input: EmbeddingsInput | None = None
     encoding_format: (
         Annotated[
             Literal["float", "base64", "bytes_only"],
@@ -116,6 +142,26 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     endianness: (
         Annotated[Literal["native", "little", "big"], Meta(description="Of base64 and of bytes. (vLLM)")] | None
     ) = None
+    modality: (
+        Annotated[
+            Modalities,
+            Meta(
+                description="What the texts of `input` are: image makes each a picture, by its URL, data URI or "
+                "base64. A list says it for each. Default: text. (Infinity, NIM)"
+            ),
+        ]
+        | None
+    ) = None
+    messages: (
+        Annotated[
+            list[ChatMessage],
+            Meta(
+                description="Instead of `input`: a conversation of one text or one picture, which is one input. (vLLM)"
+            ),
+        ]
+        | None
+    ) = None
+    image_download_headers: PictureHeaders = msgspec.UNSET
 
 
 class OpenAIEmbedding(msgspec.Struct, kw_only=True):

@@ -51,6 +51,10 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     dimension: int | None = None
     vectors: Annotated[list[str], Meta(description="Kinds of vectors that it gives.", examples=[["dense"]])] = []
     labels: Annotated[list[str], Meta(description="Of a classifier, in the order of its scores.")] = []
+    modalities: Annotated[
+        list[str],
+        Meta(description="What its inputs may be, where that is not text alone.", examples=[["text", "image"]]),
+    ] = []
     max_input_tokens: int | None = None
     max_model_len: Annotated[int | None, Meta(description="Tokens of prompt and answer together.")] = None
     parent: Annotated[str | None, Meta(description="Of an adapter: the model that it belongs to.")] = None

@@ -111,6 +111,7 @@ class BilledUnits(msgspec.Struct, kw_only=True, omit_defaults=True):
         msgspec.UNSET
     )
     input_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    images: Annotated[int | msgspec.UnsetType, Meta(description="Pictures that were embedded.")] = msgspec.UNSET
 
 
 class CohereTokens(msgspec.Struct, kw_only=True):

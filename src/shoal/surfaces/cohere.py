@@ -33,7 +33,7 @@ class Cohere:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         limit = self._options.max_inputs
-        embed = CohereEmbed(gateway, limit)
+        embed = CohereEmbed(gateway, self._options)
         table: list[tuple[str, Any, str, Any, Any, Any]] = [
             (
                 "/v2/rerank",
@@ -46,7 +46,7 @@ class Cohere:
             (
                 "/v2/embed",
                 embed.second,
-                "Embed texts, in one or more types of numbers",
+                "Embed texts or pictures, in one or more types of numbers",
                 wire.CohereEmbedRequest,
                 wire.CohereEmbedResponse,
                 {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float", "int8"]},
@@ -54,7 +54,7 @@ class Cohere:
             (
                 "/v1/embed",
                 embed.first,
-                "Embed texts, as Cohere's first version does",
+                "Embed texts or pictures, as Cohere's first version does",
                 wire.CohereEmbedV1Request,
                 wire.CohereEmbedV1Response,
                 {"texts": _TEXTS, "input_type": "search_document"},

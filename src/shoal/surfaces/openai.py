@@ -49,7 +49,7 @@ class OpenAI:
                 method="POST",
                 path=f"{prefix}/embeddings",
                 endpoint=embeddings,
-                summary="Embed texts",
+                summary="Embed texts and pictures",
                 request=_wire_embeddings.EmbeddingsRequest,
                 response=_wire_embeddings.EmbeddingsResponse,
                 also=(_wire_embeddings.BYTES,),

@@ -206,6 +206,8 @@ class _Writer:
                 content["example"] = self._named(operation)
             required = not (isinstance(operation, Described) and operation.optional)
             said["requestBody"] = {"required": required, "content": {"application/json": content}}
+            if isinstance(operation, Described) and operation.form is not None:
+                said["requestBody"]["content"].update(self._content(operation.form, "multipart/form-data"))
         return said
 
     def _responses(self, operation: Operation) -> dict[str, Any]:
@@ -265,7 +267,9 @@ class _Writer:
 
 def _types(operation: Operation) -> list[Any]:
     errors = [kind for kinds in operation.errors.values() for kind in each_of(kinds)]
-    more = (operation.accepted, *(kind for _, kind in operation.also)) if isinstance(operation, Described) else ()
+    more: tuple[Any, ...] = ()
+    if isinstance(operation, Described):
+        more = (operation.accepted, operation.form, *(kind for _, kind in operation.also))
     kinds = (operation.request, *each_of(operation.response), *more, *errors)
     return [kind for kind in kinds if kind is not None]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from shoal.backends.triton.control import Control, lasting
 from shoal.backends.triton.engine import RETRY_S, Target
-from shoal.backends.triton.entry import EntryOptions, EntrySpec, Platform, triton_models
+from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
-from shoal.backends.triton.repository import Held, Repository, pushed
+from shoal.backends.triton.repository import Held, Pushed, Repository, pushed
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from shoal.core.lifecycle import Entry
 from shoal.errors import (
@@ -215,6 +215,8 @@ class TritonHost:
             control = await self.control()
             deadline = time.monotonic() + settings.load_timeout_s
             await control.unload(triton_name(name), dependents=True, deadline=deadline)
+            if triton_name(name, "image") in await self._folders(name):
+                await self._unload_both(name, control, deadline)
         except TransportFailed as error:
             logger.info("%s was not unloaded: %s", name, error.message)
 
@@ -232,33 +234,52 @@ class TritonHost:
         except ShoalError as error:
             logger.warning("%s may be left on Triton at %s: %s", name, self.url, error.message)
 
-    async def load(self, name: str, settings: Settings) -> None:
-        """Load what was published, anew when it is loaded already."""
+    async def load(self, name: str, settings: Settings, *, beside: bool = True) -> None:
+        """Load what was published, anew when it is loaded already. An image tower beside one of texts comes first, and
+        neither stays when the other cannot be loaded; with `beside` False it is left as it is."""
         control = await self.control()
         deadline = time.monotonic() + settings.load_timeout_s
+        image = triton_name(name, "image")
         spec = self._pushed.get(name)
-        if spec is None:
-            await control.load(triton_name(name), deadline=deadline)
-            return
-        for one in await asyncio.to_thread(pushed, spec):
-            try:
-                await control.load(one.model.name, config=one.model.config, files=one.files, deadline=deadline)
-            except ModelFailed:
-                if not one.ensemble or not await control.ready(one.model.name, deadline=deadline):
-                    raise
+        parts = await asyncio.to_thread(pushed, spec) if spec is not None else ()
+        both = beside and image in await self._folders(name)
+        if spec is None and both:
+            await control.load(image, deadline=deadline)
+        try:
+            if spec is None:
+                await control.load(triton_name(name), deadline=deadline)
+            for one in parts:
+                if beside or one.model.name != image:
+                    await _push(control, one, deadline)
+        except ModelFailed:
+            if both:
+                await self._unload_both(name, control, deadline)
+            raise
+
+    async def _unload_both(self, name: str, control: Control, deadline: float) -> None:
+        """A tower alone, or beside an older one, is not the model."""
+        for model in (triton_name(name), triton_name(name, "image")):
+            await control.unload(model, deadline=deadline)
+
+    async def _folders(self, name: str) -> Sequence[str]:
+        """What Shoal made for a served name, by the names that Triton knows."""
+        if (spec := self._pushed.get(name)) is not None:
+            return [one.name for one in await asyncio.to_thread(triton_models, spec)]
+        held = await self.held(name)
+        return held.folders if held is not None and held.managed else ()
 
     async def target(self, name: str, table: ModelTable, settings: Settings) -> Target:
         """The model of that served name; of one that takes texts there, the part that takes tokens, so that texts of
         all lengths share batches."""
         model = triton_name(name)
         spec = self._pushed.get(name)
-        held = await self.held(name)
-        folders = held.folders if held is not None else ()
-        if (spec is not None and spec.options.text_in) or triton_name(name, "encoder") in folders:
+        if triton_name(name, "encoder") in await self._folders(name):
             model = triton_name(name, "encoder")
         target = await self._tritons.target(self._address(model), table, settings)
         unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
-        return replace(target, load=partial(self.load, name, settings), unload=unload, whole=triton_name(name))
+        # An image tower has an engine of its own, which looks after it.
+        load = partial(self.load, name, settings, beside=False)
+        return replace(target, load=load, unload=unload, whole=triton_name(name))
 
     async def _unload_pushed(self, spec: EntrySpec, settings: Settings) -> None:
         """The whole, then each of its parts: Triton does not find them as dependents of an ensemble that was pushed."""
@@ -338,6 +359,14 @@ class TritonHost:
         return time.monotonic() + self._settings.connect_timeout_s
 
 
+async def _push(control: Control, one: Pushed, deadline: float) -> None:
+    try:
+        await control.load(one.model.name, config=one.model.config, files=one.files, deadline=deadline)
+    except ModelFailed:
+        if not one.ensemble or not await control.ready(one.model.name, deadline=deadline):
+            raise
+
+
 def entry_of(
     name: str, stored: Stored, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
 ) -> EntrySpec:
@@ -345,7 +374,7 @@ def entry_of(
 
     Raises ConfigError for settings that do not go together, and for an ensemble of texts over what it cannot be over.
     """
-    text = stored.manifest.text_spec
+    manifest = stored.manifest
     platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
     if settings.triton_platform == "auto" and platforms and "onnxruntime" not in platforms:
         platform = "python"
@@ -355,14 +384,20 @@ def entry_of(
             " or use triton_platform onnxruntime with triton_accelerator tensorrt",
             param="triton_platform",
         )
-    data = tuple(path for path in stored.graph.parent.glob(f"{stored.graph.name}*data*") if path.is_file())
+    image = image_tower(stored)
+    text = manifest.text_spec if image is None else manifest.text
+    if text is not None and image is not None and settings.towers != "both":
+        text, image = (text, None) if settings.towers == "text" else (None, image)
+    graph = stored.graph if text is not None or image is None else image.graph
     return EntrySpec(
         name=name,
-        graph=stored.graph,
+        graph=graph,
         text=text,
-        data=data,
-        token_width=token_width(stored),
-        tokenizer=stored.tokenizer,
+        image=image,
+        contrast=manifest.contrast if text is not None and image is not None else None,
+        data=_data_of(graph),
+        token_width=token_width(stored) if text is not None else -1,
+        tokenizer=stored.tokenizer if text is not None else None,
         source=stored.manifest.address,
         space=space_of(stored),
         options=EntryOptions(
@@ -377,6 +412,20 @@ def entry_of(
             text_in=settings.triton_text_in if text_in is None else text_in,
         ),
     )
+
+
+def image_tower(stored: Stored) -> ImageTower | None:
+    """Of a model that takes pictures. Blocks."""
+    image = stored.manifest.image
+    if image is None:
+        return None
+    graph = stored.path / image.graph
+    return ImageTower(graph=graph, spec=image.spec, data=_data_of(graph))
+
+
+def _data_of(graph: Path) -> tuple[Path, ...]:
+    """A graph's external weights."""
+    return tuple(path for path in graph.parent.glob(f"{graph.name}*data*") if path.is_file())
 
 
 def token_width(stored: Stored) -> int:

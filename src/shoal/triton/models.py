@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from shoal.backends.triton.control import lasting
 from shoal.backends.triton.engine import RETRY_S, Schema, Target, TritonEngine
 from shoal.backends.triton.llm_schema import LlmSchema
+from shoal.backends.triton.pixels import has_pictures
 from shoal.backends.triton.schema import Embedder
 from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
-from shoal.errors import ConfigError, DeadlineExceeded, TransportFailed
+from shoal.core.towers import TowersRunner
+from shoal.errors import ConfigError, DeadlineExceeded, ModelNotFound, TransportFailed
 from shoal.triton.llm import Talk, TritonTalker, open_llm
-from shoal.triton.probing import Answered, agrees, probed
+from shoal.triton.pictures import ImageReading, beside, check_pair, joined
+from shoal.triton.probing import Answered, agrees
 from shoal.triton.reading import Reading
 from shoal.triton.targets import OnTriton, Wanted, offered
+from shoal.types import Modality
 
 Note = Callable[[str], None]
 """Told what a model waits for, in words."""
 
-MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
+MakeLanes = Callable[[Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], ModelFacts], dict[Modality, Lane]]
+"""From what each modality's lane is made of."""
 
 
 class TritonRunner(BatchedRunner, OnTriton):
@@ -33,36 +40,115 @@ class TritonRunner(BatchedRunner, OnTriton):
         OnTriton.__init__(self, lane.options.model, targets)
 
 
-async def open_triton(wanted: Wanted, lane: MakeLane, talk: Talk, note: Note) -> TritonRunner | TritonTalker:
+class TritonTowers(TowersRunner, OnTriton):
+    """A model of texts and pictures on Triton: a tower and a lane for each. `targets`: those of both, texts first."""
+
+    def __init__(
+        self, lanes: Mapping[Modality, Lane], facts: ModelFacts, targets: Sequence[Target], codec: TextCodec | None
+    ) -> None:
+        TowersRunner.__init__(self, lanes, facts, codec)
+        name, half = lanes["text"].options.model, len(targets) // 2
+        names = [f"{name}/text_encoder"] * half + [f"{name}/image_encoder"] * half
+        OnTriton.__init__(self, name, targets, names)
+
+
+OnServers: TypeAlias = TritonRunner | TritonTowers | TritonTalker
+
+
+async def open_triton(wanted: Wanted, lanes: MakeLanes, talk: Talk, note: Note) -> OnServers:
     """Open a model's replicas, as soon as one of them can serve; the others join when they come and agree with it.
 
-    `lane` and `talk` make what a model of vectors or scores, and a language model, run behind. While no server is there
+    `lanes` and `talk` make what models of vectors or scores, and language models, run behind. While no server is there
     this waits, for ever: `note` is told why. Raises SetupError when a server is there and the model cannot be served.
     """
     for pause in lasting(RETRY_S):
         number, schema, brought = await _first(wanted.targets, note)
-        target = wanted.targets[number]
+        loaded = [wanted.targets[number]] if brought else []
         try:
             if isinstance(schema, LlmSchema):
                 return await open_llm(wanted, talk, number, schema)
-            return await _opened(wanted, lane, number, schema)
+            both = has_pictures(schema.parameters)
+            if both and wanted.settings.towers == "both":
+                return await _opened_both(wanted, lanes, number, schema, loaded)
+            if both and wanted.settings.towers == "image":
+                for target in loaded:
+                    await target.take_back()
+                return await open_triton(_beside(wanted), lanes, talk, note)
+            return await _opened(wanted, lanes, number, schema)
         except (TransportFailed, DeadlineExceeded) as error:  # it went away before its first answer
-            note(f"waiting for {target.address}: {error.message}")
+            note(f"waiting for {wanted.targets[number].address}: {error.message}")
         except BaseException:  # a cancelled load, too, leaves nothing on the server
-            if brought:
+            for target in loaded:
                 await target.take_back()
             raise
         await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
-async def _opened(wanted: Wanted, lane: MakeLane, number: int, embedder: Embedder) -> TritonRunner:
+async def _opened(wanted: Wanted, lanes: MakeLanes, number: int, embedder: Embedder) -> TritonRunner:
     """The runner, with the replica of that number in service."""
-    model = await asyncio.to_thread(Reading, wanted, embedder)
+    async with AsyncExitStack() as opened:
+        one = await _tower(wanted, number, embedder, opened)
+        (modality,) = one.facts.modalities
+        lane = lanes({modality: (one.pipeline, one.engines)}, one.facts)[modality]
+        runner = TritonRunner(lane, one.facts, wanted.targets, one.codec)
+        opened.pop_all()
+    return runner
+
+
+async def _opened_both(
+    wanted: Wanted, lanes: MakeLanes, number: int, embedder: Embedder, loaded: list[Target]
+) -> TritonTowers:
+    """As `_opened`, of a text tower with an image tower beside it; this is put to `loaded` when it had to be."""
+    pictures = _beside(wanted)
+    try:
+        schema, brought = await _found(pictures.targets[number])
+    except ModelNotFound as error:
+        raise ConfigError(
+            f"{wanted.name} reads texts and pictures, and its image tower is not there: {error.message}"
+        ) from error
+    if brought:
+        loaded.append(pictures.targets[number])
+    assert isinstance(schema, Embedder), "no language model's name ends as an image tower's"
+    check_pair(embedder, schema)
+    async with AsyncExitStack() as opened:
+        text = await _tower(wanted, number, embedder, opened)
+        image = await _tower(pictures, number, schema, opened)
+        facts = joined(text.facts, image.facts, embedder)
+        parts: dict[Modality, tuple[Pipeline, Sequence[Engine]]] = {
+            "text": (text.pipeline, text.engines),
+            "image": (image.pipeline, image.engines),
+        }
+        runner = TritonTowers(lanes(parts, facts), facts, [*wanted.targets, *pictures.targets], text.codec)
+        opened.pop_all()
+    return runner
+
+
+def _beside(wanted: Wanted) -> Wanted:
+    """The image towers of a model."""
+    return replace(wanted, targets=[beside(target) for target in wanted.targets])
+
+
+class _Tower(NamedTuple):
+    """What a lane is made of."""
+
+    pipeline: Pipeline
+    engines: Sequence[TritonEngine]
+    facts: ModelFacts
+    codec: TextCodec | None
+
+
+async def _tower(wanted: Wanted, number: int, embedder: Embedder, opened: AsyncExitStack) -> _Tower:
+    """One model on each server, with the replica of that number in service; `opened` closes its engines."""
+    model: Reading | ImageReading
+    if embedder.style == "pixels":
+        model = ImageReading(wanted, embedder)
+    else:
+        model = await asyncio.to_thread(Reading, wanted, embedder)
     reference: list[Answered] = []
 
     async def admit(engine: TritonEngine) -> None:
-        answered = await probed(engine, model.provisional, model.kinds, pairs=model.pairs)
+        answered = await model.probed(engine)
         if reference:
             agrees(reference[0], answered, engine.facts.name)
 
@@ -70,17 +156,14 @@ async def _opened(wanted: Wanted, lane: MakeLane, number: int, embedder: Embedde
         TritonEngine(target, f"{wanted.name}-{at}", embedder=embedder, admit=admit, serving=at == number)
         for at, target in enumerate(wanted.targets)
     ]
-    async with AsyncExitStack() as opened:
-        for engine in engines:
-            opened.push_async_callback(engine.aclose)
-        reference.append(await probed(engines[number], model.provisional, model.kinds, pairs=model.pairs))
-        pipeline = await asyncio.to_thread(model.settle, reference[0])
-        facts = model.facts(pipeline, reference[0])
-        for engine in engines:
-            engine.start()
-        runner = TritonRunner(lane(pipeline, engines, facts), facts, wanted.targets, model.codec(pipeline))
-        opened.pop_all()
-    return runner
+    for engine in engines:
+        opened.push_async_callback(engine.aclose)
+    reference.append(await model.probed(engines[number]))
+    pipeline = await asyncio.to_thread(model.settle, reference[0])
+    facts = model.facts(pipeline, reference[0])
+    for engine in engines:
+        engine.start()
+    return _Tower(pipeline, engines, facts, model.codec(pipeline))
 
 
 async def _first(targets: Sequence[Target], note: Note) -> tuple[int, Schema, bool]:
@@ -105,4 +188,4 @@ async def _found(target: Target) -> tuple[Schema, bool]:
         raise
 
 
-__all__ = ["TritonRunner", "TritonTalker", "Wanted", "offered", "open_triton"]
+__all__ = ["OnServers", "TritonRunner", "TritonTalker", "TritonTowers", "Wanted", "offered", "open_triton"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.backends.triton.engine import TritonEngine
 from shoal.core.probe import PAIRS, TEXTS, Probed, ProbedScores, ProbedSparse, probe, probe_scores, probe_sparse
-from shoal.core.protocols import Counted, EngineFacts, Pipeline, Prepared, Row, Tensors, VectorSet
+from shoal.core.protocols import Counted, EngineFacts, Pipeline, Prepared, Row, Tensors, VectorSet, Work
 from shoal.errors import ShoalError
 from shoal.types import Array, Batched, Embed, Item, VectorKind
 
@@ -49,8 +49,8 @@ class _Averaged:
         self._pipeline = pipeline
 
     @property
-    def light(self) -> bool:
-        return self._pipeline.light
+    def work(self) -> Work:
+        return self._pipeline.work
 
     def check(self, task: Batched) -> None:
         self._pipeline.check(task)

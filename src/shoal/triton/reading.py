@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.backends.triton.engine import ANY_BATCH
+from shoal.backends.triton.engine import ANY_BATCH, TritonEngine
 from shoal.backends.triton.schema import LOGITS, SENTENCE, TOKENS, Embedder
 from shoal.core.probe import PAIRS, TEXTS, Probed, ProbedScores
 from shoal.core.protocols import ModelFacts, Pipeline, TextCodec
@@ -24,7 +24,7 @@ from shoal.pipelines.strings import StringPipeline, StringSpec
 from shoal.pipelines.text import TextPipeline
 from shoal.pipelines.tokenizer import TextTokenizer
 from shoal.specs import ScoreSpec, TextSpec
-from shoal.triton.probing import Answered
+from shoal.triton.probing import Answered, probed
 from shoal.triton.scores import TextScorePipeline, head_of, score_spec
 from shoal.triton.specs import access_of, specified, store_of
 from shoal.triton.targets import Wanted
@@ -48,6 +48,10 @@ class Reading:
         spec = self.provisional.spec
         self.kinds: Sequence[VectorKind] = spec.kinds if isinstance(spec, TextSpec | StringSpec) else ()
         self.pairs = _takes_pairs(self.provisional)
+
+    async def probed(self, engine: TritonEngine) -> Answered:
+        """The answers of one replica for a few inputs. Raises what the engine and the pipeline raise."""
+        return await probed(engine, self.provisional, self.kinds, pairs=self.pairs)
 
     def settle(self, answered: Answered) -> Pipeline:
         """The pipeline to serve with. Raises ConfigError when the dimension, or the number of labels, is not the one
@@ -159,7 +163,8 @@ class Reading:
         names = {port.canonical for port in self.embedder.outputs}
         if TOKENS in names and self.embedder.level == "token":
             return {"pooled": TOKENS, "sentence_embedding": TOKENS}
-        if spec.pooled != spec.sentence_embedding and {spec.pooled, spec.sentence_embedding} <= names:
+        own = {spec.pooled, spec.sentence_embedding}
+        if own != {SENTENCE} and own <= names:
             return {}
         return {"pooled": SENTENCE, "sentence_embedding": SENTENCE, "ends_normalized": unit}
 

@@ -39,21 +39,20 @@ class Wanted:
 
 class OnTriton:
     """A runner of a model on Triton, called `name` here. Closing it leaves the model loaded on its servers; `unload`
-    does not."""
+    does not. `names`: of each target, where they are not all of one model there."""
 
-    def __init__(self, name: str, targets: Sequence[Target]) -> None:
+    def __init__(self, name: str, targets: Sequence[Target], names: Sequence[str] = ()) -> None:
         self.targets = targets
-        self._name_here = name
+        self._names = names or [name] * len(targets)
         self._stats: dict[int, ModelStats] = {}
 
     async def statistics(self) -> list[ModelStats]:
-        """Triton's own counts, one a server under the name that the model has here; of a server that does not answer
-        its last ones."""
-        name = self._name_here
+        """Triton's own counts, one a target under the name that it has here; of a server that does not answer its last
+        ones."""
         for number, stats in enumerate(await asyncio.gather(*map(_statistics, self.targets))):
             if stats is not None:
-                self._stats[number] = msgspec.structs.replace(stats, name=name)
-        return [self._stats.get(number) or ModelStats(name=name) for number in range(len(self.targets))]
+                self._stats[number] = msgspec.structs.replace(stats, name=self._names[number])
+        return [self._stats.get(number) or ModelStats(name=name) for number, name in enumerate(self._names)]
 
     async def unload(self, timeout_s: float) -> None:
         """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.fake import vector_of, word_id
+from shoal.backends.fake import tokens_of, vector_of, word_id
 from shoal.cli import app
+from shoal.types import Image
+from tests.unit.drawn import file_of
 
 runner = CliRunner()
+
+URI = "data:application/octet-stream;base64,"
+BROKEN = b"\x89PNG\r\n\x1a\n and no more"
 
 
 def expected(*words: str, dimension: int = 32) -> Any:
@@ -36,6 +41,14 @@ class Upstream(HTTPServer):
         self.models = ["first", "second"]
 
 
+def _length(item: Any) -> int:
+    """Of a text, whole or in an object; of a picture the number of its bytes."""
+    if isinstance(item, str):
+        return len(item)
+    ((kind, value),) = item.items()
+    return len(value) if kind == "text" else len(b64decode(value.removeprefix(URI), validate=True))
+
+
 class _Reply(BaseHTTPRequestHandler):
     server: Upstream
 
@@ -51,7 +64,16 @@ class _Reply(BaseHTTPRequestHandler):
         self.server.asked.append(body)
         self.server.keys.append(self.headers["authorization"])
         refused = body.get("model") == "nobody"
-        vectors = [np.full(3, len(text), "<f4").tobytes() for text in body["input"]]
+        broken = [
+            place for place, item in enumerate(body["input"]) if item == {"image": URI + b64encode(BROKEN).decode()}
+        ]
+        if broken:
+            self.send_response(400)
+            self.end_headers()
+            named = f"input {broken[0]}: " if len(body["input"]) > 1 else ""
+            self.wfile.write(json.dumps({"detail": f"{named}the picture cannot be read: no"}).encode())
+            return
+        vectors = [np.full(3, _length(item), "<f4").tobytes() for item in body["input"]]
         data = [{"index": place, "embedding": b64encode(vector).decode()} for place, vector in enumerate(vectors)]
         answer = {"error": {"message": "no model nobody; known: all"}} if refused else {"data": data}
         self.send_response(404 if refused else 200)
@@ -218,3 +240,121 @@ class TestThere:
         result = runner.invoke(app, ["embed", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
         assert "is `shoal serve` running there?" in result.stderr
+
+
+def seen(data: bytes) -> Any:
+    vector = vector_of(tokens_of(Image(data)), 32)
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    """In the current folder."""
+    found = {f"{colour}.png": file_of(colour) for colour in ("red", "green", "blue")}
+    for name, data in found.items():
+        (tmp_path / name).write_bytes(data)
+    return found
+
+
+class TestPictures:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["a b", "--image", "red.png", "green.png"],
+            ["--image", "red.png", "green.png", "--", "a b"],
+            ["--image=red.png", "a b", "--image", "green.png"],
+            ["--image", "red.png", "--image", "green.png", "--", "a b"],
+            ["--image", "red.png", "green.png", "--dimensions", "32", "a b"],
+        ],
+    )
+    def test_texts_come_first(self, files: dict[str, bytes], words: list[str]) -> None:
+        """Whatever stands where; a flag takes all words up to the next, as a shell writes out *.png."""
+        result = runner.invoke(app, ["embed", "--model", "fake:images=1", *words])
+        assert result.exit_code == 0, result.output
+        right = [expected("a", "b"), seen(files["red.png"]), seen(files["green.png"])]
+        assert np.allclose(json.loads(result.stdout), right)
+
+    def test_pictures_alone(self, files: dict[str, bytes]) -> None:
+        """Standard input is not read for texts; where it is named it is a picture."""
+        result = runner.invoke(app, ["embed", "--model", "fake:images=1", "--image", "red.png"], input="a\n")
+        assert np.allclose(json.loads(result.stdout), [seen(files["red.png"])])
+        words = ["embed", "--model", "fake:images=1", "--image", "red.png", "-", "blue.png"]
+        result = runner.invoke(app, words, input=files["green.png"])
+        right = [seen(files[f"{colour}.png"]) for colour in ("red", "green", "blue")]
+        assert np.allclose(json.loads(result.stdout), right)
+
+    @pytest.mark.parametrize(
+        ("name", "line"),
+        [
+            ("no.png", "no.png cannot be read: No such file or directory"),
+            (".", ". cannot be read: Is a directory"),
+            ("notes.txt", "notes.txt is no picture: give a JPEG, PNG, WebP, GIF or BMP file"),
+            ("-", "standard input is no picture"),
+        ],
+    )
+    @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
+    def test_files_that_are_none_are_named(
+        self, files: dict[str, bytes], name: str, line: str, there: list[str], tmp_path: Path
+    ) -> None:
+        """Before a model is loaded or a server asked."""
+        (tmp_path / "notes.txt").write_text("notes")
+        result = runner.invoke(app, ["embed", "--model", "fake:", *there, "--image", "red.png", name], input="text")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error: {line}")
+
+    def test_a_terminal_is_no_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        from shoal.cli._pictures import checked
+        from shoal.errors import InvalidValue
+
+        monkeypatch.setattr("sys.stdin", Terminal())
+        with pytest.raises(InvalidValue, match="pipe a picture in"):
+            checked(["-"])
+
+    def test_a_flag_without_a_file(self) -> None:
+        """Wrong usage."""
+        result = runner.invoke(app, ["embed", "a", "--image"])
+        assert result.exit_code == 2
+        assert "requires an argument" in result.stderr
+
+    def test_a_model_of_texts_alone(self, files: dict[str, bytes]) -> None:
+        result = runner.invoke(app, ["embed", "--model", "fake:", "--image", "red.png"])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: the model 'fake' reads text alone: send text, or name a model")
+
+    def test_a_server_is_sent_the_files(self, files: dict[str, bytes], upstream: Upstream) -> None:
+        """Their bytes, never their names; texts in the same list are objects too."""
+        place = f"http://127.0.0.1:{upstream.server_port}"
+        words = ["embed", "--url", place, "--model", "m", "ab", "--image", "red.png", "blue.png"]
+        result = runner.invoke(app, words)
+        assert result.exit_code == 0, result.output
+        right = [2, len(files["red.png"]), len(files["blue.png"])]
+        assert json.loads(result.stdout) == [[length] * 3 for length in right]
+        assert upstream.asked[0]["input"][0] == {"text": "ab"}
+
+    def test_a_request_holds_so_many_bytes(
+        self, files: dict[str, bytes], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server takes bodies of some size; the rows stay in order."""
+        monkeypatch.setattr("shoal.cli.embed._BYTES_THERE", len(files["red.png"]) + 1)
+        place = f"http://127.0.0.1:{upstream.server_port}"
+        words = ["a", "bb", "--image", "red.png", "green.png", "blue.png"]
+        result = runner.invoke(app, ["embed", "--url", place, "--model", "m", *words])
+        assert [len(body["input"]) for body in upstream.asked] == [4, 1]
+        lengths = [1, 2, *(len(files[f"{colour}.png"]) for colour in ("red", "green", "blue"))]
+        assert json.loads(result.stdout) == [[length] * 3 for length in lengths]
+
+    @pytest.mark.parametrize("before", [[], ["red.png"]])
+    def test_a_broken_picture_is_named(
+        self, files: dict[str, bytes], upstream: Upstream, before: list[str], tmp_path: Path
+    ) -> None:
+        """By its file, also where it was the only one of the request."""
+        (tmp_path / "broken.png").write_bytes(BROKEN)
+        place = f"http://127.0.0.1:{upstream.server_port}"
+        words = ["embed", "--url", place, "--model", "m", "--image", *before, "broken.png"]
+        result = runner.invoke(app, words)
+        assert result.exit_code == 1
+        assert "/v1/embeddings answered 400: broken.png: the picture cannot be read: no" in result.stderr

@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from shoal.cli import app
 from shoal.errors import MissingExtra
 from shoal.models.address import Address, parse_address
-from shoal.models.manifest import Manifest, Verdict, measure
+from shoal.models.manifest import ImagePart, Manifest, Verdict, measure
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
 from shoal.settings import Settings
-from shoal.specs import ScoreSpec, TextSpec
+from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec, TextSpec
 
 Shoal = Callable[..., Result]
 
@@ -50,7 +50,13 @@ def put(home: Path) -> Callable[..., Stored]:
     """Store a model of a few bytes."""
 
     def put(
-        text: str, *, created: int = 1_700_000_000, verification: Verdict | None = None, spec: TextSpec = SPEC
+        text: str,
+        *,
+        created: int = 1_700_000_000,
+        verification: Verdict | None = None,
+        spec: TextSpec | None = SPEC,
+        image: ImagePart | None = None,
+        contrast: ContrastSpec | None = None,
     ) -> Stored:
         store, address = Store(home), parse_address(text)
         with store.working(address) as partial:
@@ -67,6 +73,8 @@ def put(home: Path) -> Callable[..., Stored]:
                 conversion="built from config.json and safetensors",
                 parameters=22_713_216,
                 text=spec,
+                image=image,
+                contrast=contrast,
                 verification=verification,
                 created=created,
                 files=measure(partial),
@@ -161,6 +169,28 @@ def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., Stored])
     facts = json.loads(shoal("show", "org/judge", "--json").stdout)
     assert (facts["task"], facts["labels"], facts["activation"]) == ("classify", "no, yes", "softmax")
     assert not {"dimension", "pooling", "similarity"} & set(facts)
+
+
+def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """Texts and pictures, how both are compared, and both verdicts."""
+    seen = ImagePart(
+        graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("pictures agree", 1.0)
+    )
+    put("org/clip", verification=Verdict("texts agree", 1.0), image=seen, contrast=ContrastSpec(scale=100.0))
+    facts = json.loads(shoal("show", "org/clip", "--json").stdout)
+    assert (facts["pictures"], facts["image_graph"], facts["max_tokens"]) == ("320 x 224", "image.onnx", 16)
+    assert facts["compared_by"] == "softmax of 100 * cosine + 0"
+    assert facts["verified"] == "texts agree; pictures agree"
+
+
+def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callable[..., Stored]) -> None:
+    """No texts, no vectors."""
+    score = ScoreSpec(labels=("cat", "dog"), activation="softmax", pairs=False)
+    image = ImagePart(graph="model.onnx", spec=ImageSpec(size=(32, 32), dimension=0, score=score))
+    put("org/cats", spec=None, image=image)
+    facts = json.loads(shoal("show", "org/cats", "--json").stdout)
+    assert (facts["task"], facts["labels"], facts["verified"]) == ("classify", "cat, dog", None)
+    assert not {"dimension", "max_tokens", "compared_by"} & set(facts)
 
 
 def test_show_tells_variants(shoal: Shoal, put: Callable[..., Stored], home: Path) -> None:

@@ -10,7 +10,7 @@ from shoal.backends.fake import FakePipeline, FakeScript
 from shoal.core.intake import AHEAD, INLINE_TOKENS, JOB_ITEMS, JOB_TOKENS, Intake, Outcome
 from shoal.core.limits import traffic_of
 from shoal.core.pending import Pending
-from shoal.core.protocols import Prepared
+from shoal.core.protocols import Prepared, Work
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, InvalidValue, ShoalError
 from shoal.types import Batched, Embed, TextItem
@@ -273,8 +273,8 @@ async def test_bulk_is_prepared_only_so_far_ahead() -> None:
 
 class Light(Jobs):
     @property
-    def light(self) -> bool:
-        return True
+    def work(self) -> Work:
+        return "light"
 
 
 async def test_light_work_needs_no_thread() -> None:
@@ -379,3 +379,40 @@ async def test_a_cancelled_job_gives_its_thread_back() -> None:
     desk.gate.let_go()
     await until(lambda: len(desk.delivered) == 1)
     assert len(desk.jobs) == 1
+
+
+class Heavy(Jobs):
+    @property
+    def work(self) -> Work:
+        return "heavy"
+
+
+async def test_heavy_items_are_jobs_of_their_own() -> None:
+    """However short: each in a thread, all threads busy, and requests take turns."""
+    desk = Desk(pipeline=Heavy())
+    desk.add(*bulk("b", 100))
+    desk.add("one")
+    await until(lambda: len(desk.gate.held) == 2)
+    assert not desk.jobs
+    for done in range(1, 5):
+        desk.gate.let_go()
+        await until(lambda done=done: len(desk.jobs) == done and len(desk.gate.held) == 2)  # type: ignore[misc]
+    assert [len(job) for job in desk.jobs] == [1] * 4
+    assert ["one"] in desk.jobs[:3]
+    for gate in desk.gate.held:
+        gate.cancel()
+
+
+async def test_heavy_requests_that_are_over_are_not_prepared() -> None:
+    """Nothing is decoded for whoever left."""
+    desk = Desk(count=1, pipeline=Heavy())
+    desk.add("held")
+    await until(lambda: len(desk.gate.held) == 1)
+    gone = desk.add("gone")
+    desk.add("stays")
+    gone.future.cancel()
+    desk.gate.let_go()
+    await until(lambda: len(desk.gate.held) == 1)
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 2)
+    assert desk.jobs == [["held"], ["stays"]]

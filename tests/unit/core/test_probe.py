@@ -20,7 +20,7 @@ from shoal.core.probe import (
     probe_scores,
     probe_sparse,
 )
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
 from shoal.errors import ConfigError, EngineFailed, NotFinite, ShoalError, TooLong
 from shoal.types import Array, Batched, Classify, Embed, SparseVector
 from shoal.types import Item as AnyItem
@@ -32,7 +32,7 @@ class Scripted:
     def __init__(self, rows: Array, *, most: int = 64) -> None:
         self.rows = rows
         self.facts = EngineFacts(name="probed", inputs=("at",), outputs=("row",), max_batch_size=most)
-        self.light = True
+        self.work: Work = "light"
         self.sizes: list[int] = []
         self.refuse: ShoalError | None = None
         self.bad: ShoalError | None = None

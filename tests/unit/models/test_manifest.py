@@ -13,6 +13,7 @@ from shoal.errors import ModelFileError
 from shoal.models.manifest import (
     MANIFEST,
     FileFacts,
+    ImagePart,
     Manifest,
     Verdict,
     check_files,
@@ -22,7 +23,7 @@ from shoal.models.manifest import (
     sha256,
     write_manifest,
 )
-from shoal.specs import TextSpec
+from shoal.specs import ImageSpec, TextSpec
 
 
 @pytest.fixture
@@ -140,13 +141,14 @@ def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, said:
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
 def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, path: str) -> None:
-    """Paths of files, graph and tokenizer stay inside, or the manifest is refused."""
+    """Paths of files, graphs and tokenizer stay inside, or the manifest is refused."""
     facts = FileFacts(sha256="", size=1, mtime=1)
     spec = manifest({}).text_spec
     for hostile in (
         manifest({path: facts}),
         manifest({}, graph=path),
         manifest({}, text=msgspec.structs.replace(spec, tokenizer=path)),
+        manifest({}, image=ImagePart(graph=path, spec=ImageSpec(size=(2, 2), dimension=1))),
     ):
         write_manifest(folder, hostile)
         with pytest.raises(ModelFileError, match="leads out"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle import Listing
+from shoal.core.protocols import ModelFacts
 from shoal.core.registry import Model, ModelCard, Registry
 from shoal.errors import ModelFileError, TransportFailed
 from shoal.surfaces import _listing
@@ -91,4 +94,15 @@ async def test_a_backend_that_fails() -> None:
 )
 def test_architecture(tasks: list[str], outputs: list[str]) -> None:
     """What goes out follows from the tasks; a model that was never loaded is taken for an encoder."""
-    assert _listing._architecture(tasks).output_modalities == outputs
+    assert _listing._architecture(tasks, None).output_modalities == outputs
+
+
+def test_what_goes_in_follows_from_the_facts() -> None:
+    """Text alone is not said beside the facts, since every model of Shoal's was that."""
+    facts = ModelFacts(source="s", backend="fake", tasks=("embed",), modalities=("text", "image"))
+    assert _listing._architecture(["embed"], facts).input_modalities == ["text", "image"]
+    entry = _listing._entry("m", 0, _listing._MUTE)
+    _listing._tell(entry, facts)
+    assert entry.modalities == ["text", "image"]
+    _listing._tell(entry, replace(facts, modalities=("text",)))
+    assert entry.modalities == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from shoal.triton import connections, models
 from shoal.triton import host as host_module
 from shoal.triton.connections import Tritons
 from shoal.triton.host import TritonHost
-from shoal.triton.models import TritonRunner, TritonTalker, Wanted, open_triton
+from shoal.triton.models import OnServers, Wanted, open_triton
+from shoal.types import Modality
 from tests.fakes.triton import FakeTriton
 from tests.unit.models import checkpoints
 from tests.unit.triton.kit import (
@@ -110,7 +111,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 async def opened(tritons: Tritons, triton: FakeTriton, offline: Settings) -> AsyncIterator[Open]:
     """Opens models of these servers (one: `triton`); they are closed at the end."""
-    runners: list[TritonRunner | TritonTalker] = []
+    runners: list[OnServers] = []
     threads = Threads("prepare", 1)
 
     async def open_(
@@ -130,15 +131,20 @@ async def opened(tritons: Tritons, triton: FakeTriton, offline: Settings) -> Asy
             **fields,
         )
 
-        def lane(pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
+        def lanes(
+            parts: Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], facts: ModelFacts
+        ) -> dict[Modality, Lane]:
             options = LaneOptions(model="m", limits=Limits(), max_items=100, space=facts.space)
-            return Lane(pipeline, engines, options, threads=threads, observer=Observer())
+            return {
+                modality: Lane(pipeline, engines, options, threads=threads, observer=Observer())
+                for modality, (pipeline, engines) in parts.items()
+            }
 
         def talk(pipeline: ChatPipeline, generators: Sequence[TextGenerator], facts: ModelFacts) -> GenerationRunner:
             return GenerationRunner(pipeline, generators, facts, GenerationOptions(model="m"))
 
         told: list[str] = [] if notes is None else notes
-        runner = await open_triton(wanted, lane, talk, told.append)
+        runner = await open_triton(wanted, lanes, talk, told.append)
         runners.append(runner)
         return runner
 

@@ -16,6 +16,7 @@ from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
+from shoal.backends.triton.pixels import detect_pixels
 from shoal.backends.triton.protocol_pb2 import (
     ModelConfig,
     ModelInferRequest,
@@ -134,7 +135,8 @@ class Target:
 def schema_of(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Schema:
     """How a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
     named = names is not None and (names.inputs or names.outputs or names.scores)  # nothing that generates has those
-    return (None if named else detect_llm(config, metadata)) or detect(config, metadata, names)
+    own = detect_pixels(config, metadata) or (None if named else detect_llm(config, metadata))
+    return own or detect(config, metadata, names)
 
 
 Admit = Callable[["TritonEngine"], Awaitable[None]]

@@ -1,13 +1,14 @@
 """What Shoal writes into a Triton model repository for one served model: pure, from a specification to files.
 
 The files are one Triton model, or three where texts shall go in: an encoder, a tokenizer and an ensemble of both that
-takes BYTES. Parameters of each config.pbtxt say where it comes from, so that any Shoal that meets the model on a
-server knows what it is.
+takes BYTES. A model of texts and pictures is two: its text tower under its own name, and its image tower beside it.
+Parameters of each config.pbtxt say where it comes from, so that any Shoal that meets the model on a server knows what
+it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from google.protobuf.text_format import MessageToString
 from shoal.backends.triton.naming import Part, check_served, triton_name
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, ModelFileError
-from shoal.specs import TextSpec
+from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 FORMAT = 1
 """Of the parameters in config.pbtxt and of the mark; raised when an older Shoal could not make sense of them."""
@@ -33,6 +34,9 @@ _RUNS_ON: dict[Accelerator, Kind] = {"tensorrt": "gpu", "openvino": "cpu"}
 
 PROGRAMS = Path(__file__).with_name("programs")
 WARM_UP_TOKENS = 16
+MOST_PIXEL_BYTES = 32 * 2**20
+"""In one call. Triton's python backend passes tensors through /dev/shm, of which a container gets 64 MB."""
+
 TEXT, EMBEDDING = "text", "embedding"
 
 
@@ -90,10 +94,21 @@ class EntryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTower:
+    """The ONNX file that reads pictures, how they are made, and its external weights, under the graph's folder."""
+
+    graph: Path
+    spec: ImageSpec
+    data: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EntrySpec:
     """One model to write. Raises ConfigError, InvalidValue (`name`) and ModelFileError for what cannot be.
 
     `graph`: the ONNX file, or the plan for `tensorrt`; `data`: its external weights, files under the graph's folder.
+    These are of the tower that reads `text`. `image`: the tower that reads pictures, beside that one, or alone where
+    `text` is None: then `graph` is its graph too. `contrast`: how pictures and texts are compared.
     `inputs` and `outputs` are the graph's; empty stands for int64 inputs and float32 outputs as `text` names them.
     `token_width`: of its token vectors, where it has them; -1 for a graph that leaves it open. `tokenizer`: the
     tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean.
@@ -102,7 +117,9 @@ class EntrySpec:
 
     name: str
     graph: Path
-    text: TextSpec
+    text: TextSpec | None
+    image: ImageTower | None = None
+    contrast: ContrastSpec | None = None
     data: tuple[Path, ...] = ()
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
@@ -116,14 +133,15 @@ class EntrySpec:
     def __post_init__(self) -> None:
         check_served(self.name)
         options = self.options
+        if self.text is None and self.image is None:
+            raise ConfigError(f"{self.name} reads neither texts nor pictures: there is nothing to write")
         if options.fp16 and self.precision != "f16" and (options.accelerator, options.kind) != ("tensorrt", "gpu"):
             raise ConfigError(
                 "fp16 is made by the TensorRT accelerator on a GPU: choose triton_accelerator tensorrt and triton_kind "
                 f"gpu, or give a graph that is fp16 itself (this one is {self.precision})",
                 param="triton_fp16",
             )
-        if options.text_in and not (self.text.dimension and self.text.frame_tokens):
-            why = "reads texts as no tokenizer there does" if self.text.dimension else "gives no dense vectors"
+        if options.text_in and (why := self._untold_texts()):
             raise ConfigError(
                 f"an ensemble that takes texts gives the dense vectors of an encoder, and {self.name} {why}: load it "
                 "without text_in, and let Shoal tokenise",
@@ -133,13 +151,25 @@ class EntrySpec:
             raise ModelFileError(
                 "is needed where Triton takes texts: load without text_in, or give a tokenizer", file="tokenizer.json"
             )
-        for path in self.data:
-            if not path.is_relative_to(self.graph.parent) or ".." in path.relative_to(self.graph.parent).parts:
-                raise ModelFileError("lies outside of the graph's folder", file=str(path))
+        for tower in (self, self.image) if self.image is not None else (self,):
+            folder = tower.graph.parent
+            for path in tower.data:
+                if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
+                    raise ModelFileError("lies outside of the graph's folder", file=str(path))
+
+    def _untold_texts(self) -> str:
+        """Why an ensemble that takes texts cannot be made of it; "" where it can."""
+        if self.image is not None:
+            return "reads pictures"
+        assert self.text is not None, "one of the two is there"
+        if not self.text.dimension:
+            return "gives no dense vectors"
+        return "" if self.text.frame_tokens else "reads texts as no tokenizer there does"
 
     @property
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and outputs."""
+        """Inputs and outputs of what reads texts."""
+        assert self.text is not None, "asked of what reads texts alone"
         given = output_dims(self.text, self.token_width)
         return (
             self.inputs or tuple(Tensor(name, "INT64", (-1,)) for name in self.text.inputs),
@@ -157,6 +187,18 @@ def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
     if text.multi is not None:
         heads[text.multi.output] = (-1, text.multi.dimension)
     return {name: heads.get(name, (text.dimension,)) for name in text.outputs}
+
+
+def pictures_a_call(spec: ImageSpec) -> int:
+    """The most that one call to an image tower takes."""
+    height, width = spec.size
+    return max(1, MOST_PIXEL_BYTES // (3 * height * width * 4))
+
+
+def image_tensors(spec: ImageSpec) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Inputs and outputs of an image tower."""
+    given = len(spec.score.labels) if spec.score is not None else spec.dimension
+    return (Tensor(spec.input, "FP32", (3, *spec.size)),), (Tensor(spec.output, "FP32", (given,)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +219,46 @@ class TritonModel:
 
 def triton_models(spec: EntrySpec) -> tuple[TritonModel, ...]:
     """The models of an entry, in the order in which they must come to be: parts before the whole."""
-    if not spec.options.text_in:
-        return (_encoder(spec, "model"),)
-    return (_encoder(spec, "encoder"), _tokenizer(spec), _ensemble(spec))
+    if spec.options.text_in:
+        return (_encoder(spec, "encoder"), _tokenizer(spec), _ensemble(spec))
+    if spec.text is None:
+        return (_image(spec, "model"),)
+    return (_encoder(spec, "model"),) if spec.image is None else (_image(spec, "image"), _encoder(spec, "model"))
 
 
 def _encoder(spec: EntrySpec, part: Part) -> TritonModel:
+    config, files = _tower(spec, part, spec.graph, spec.data, spec.tensors)
+    if spec.options.warm_up:
+        assert spec.text is not None, "an encoder of texts is written of one alone"
+        config["modelWarmup"], warm_up = _warm_up(spec.tensors[0], spec.text.max_tokens)
+        files |= warm_up
+    return _model(spec, part, config, files)
+
+
+def _image(spec: EntrySpec, part: Part) -> TritonModel:
+    """A picture alone warms it up: all of them have the same shape."""
+    tower = spec.image
+    assert tower is not None, "an image tower is written of one alone"
+    tensors = image_tensors(tower.spec)
+    config, files = _tower(spec, part, tower.graph, tower.data, tensors)
+    config["maxBatchSize"] = min(spec.options.max_batch_size, pictures_a_call(tower.spec))
+    if spec.options.warm_up:
+        (pixels,) = tensors[0]
+        blank = {"dataType": f"TYPE_{pixels.datatype}", "dims": list(pixels.dims), "zeroData": True}
+        config["modelWarmup"] = [{"name": "a picture", "batchSize": 1, "inputs": {pixels.name: blank}}]
+    return _model(spec, part, config, files)
+
+
+def _tower(
+    spec: EntrySpec,
+    part: Part,
+    graph: Path,
+    data: Sequence[Path],
+    tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+) -> tuple[dict[str, Any], dict[str, Content]]:
+    """The configuration and the files of what runs a graph."""
     options = spec.options
-    inputs, outputs = spec.tensors
+    inputs, outputs = tensors
     config = _shared(spec, part) | {
         "backend": options.platform,
         "defaultModelFilename": _MAIN[options.platform],
@@ -194,15 +268,12 @@ def _encoder(spec: EntrySpec, part: Part) -> TritonModel:
     }
     if accelerators := _accelerators(options):
         config["optimization"] = {"executionAccelerators": accelerators}
-    files: dict[str, Content] = {f"1/{_GRAPH.get(options.platform, 'model.onnx')}": spec.graph}
-    for path in spec.data:
-        files[f"1/{path.relative_to(spec.graph.parent).as_posix()}"] = path
+    files: dict[str, Content] = {f"1/{_GRAPH.get(options.platform, 'model.onnx')}": graph}
+    for path in data:
+        files[f"1/{path.relative_to(graph.parent).as_posix()}"] = path
     if options.platform == "python":
         files["1/model.py"] = PROGRAMS / "encoder.py"
-    if options.warm_up:
-        config["modelWarmup"], warm_up = _warm_up(inputs, spec.text.max_tokens)
-        files |= warm_up
-    return _model(spec, part, config, files)
+    return config, files
 
 
 def _tokenizer(spec: EntrySpec) -> TritonModel:
@@ -220,6 +291,7 @@ def _tokenizer(spec: EntrySpec) -> TritonModel:
 
 def _ensemble(spec: EntrySpec) -> TritonModel:
     inputs, outputs = spec.tensors
+    assert spec.text is not None, "an ensemble that takes texts is refused for anything else"
     main = spec.text.sentence_embedding
     same = {tensor.name: tensor.name for tensor in inputs}
     config = _shared(spec, "model") | {
@@ -251,8 +323,14 @@ def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
         "shoal_space": spec.space,
         "shoal_precision": spec.precision,
         "shoal_kind": spec.options.kind,
-        "shoal_text": msgspec.json.encode(spec.text).decode(),
     }
+    # What reads pictures alone says nothing of texts, which tells it from the tower that a model's name stands for.
+    of: dict[str, msgspec.Struct | None] = {
+        "shoal_text": spec.text if part != "image" else None,
+        "shoal_image": spec.image.spec if spec.image is not None else None,
+        "shoal_contrast": spec.contrast,
+    }
+    said |= {key: msgspec.json.encode(value).decode() for key, value in of.items() if value is not None}
     config: dict[str, Any] = {
         "name": triton_name(spec.name, part),
         "maxBatchSize": spec.options.max_batch_size,
@@ -262,6 +340,11 @@ def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
         limit = spec.options.max_queue_size
         config["dynamicBatching"] = {"defaultQueuePolicy": {"maxQueueSize": limit}} if limit else {}
     return config
+
+
+def told(config: ModelConfig) -> dict[str, str]:
+    """The parameters that an entry of Shoal's says what it is with; none of any other model."""
+    return {key: value.string_value for key, value in config.parameters.items() if key.startswith("shoal_")}
 
 
 def _port(tensor: Tensor) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 from shoal.errors import InvalidValue
 from shoal.names import RULE, is_name
 
-Part: TypeAlias = Literal["model", "encoder", "tokenizer"]
+Part: TypeAlias = Literal["model", "encoder", "tokenizer", "image"]
+"""The whole; the two of an ensemble that takes texts; the image tower beside a text tower, which is then the whole."""
 
 
 def check_served(name: str) -> str:
@@ -29,6 +30,11 @@ def triton_name(served: str, part: Part = "model") -> str:
     """The folder of a served model, or of one of its parts. Raises InvalidValue for a name that no model may have."""
     whole = check_served(served).replace("/", "~")
     return whole if part == "model" else f"{whole}~~{part}"
+
+
+def image_of(triton: str) -> str:
+    """The folder of the image tower beside the text tower that a folder holds."""
+    return f"{triton}~~image"
 
 
 def is_part(triton: str) -> bool:

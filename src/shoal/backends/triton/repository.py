@@ -29,7 +29,7 @@ from shoal.errors import ConfigError, Forbidden, InvalidValue, ModelFileError
 
 MARK = "shoal.json"
 CONFIG = "config.pbtxt"
-PARTS: tuple[Part, ...] = ("model", "tokenizer", "encoder")
+PARTS: tuple[Part, ...] = ("model", "tokenizer", "encoder", "image")
 """In the order in which they go: the whole before its parts."""
 
 LOCK_WAIT_S = 60.0

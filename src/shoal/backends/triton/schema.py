@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from shoal.backends.triton.entry import told
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.errors import ConfigError, EngineFailed
 from shoal.specs import TextSpec
 from shoal.types import Array
 
-Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs"]
+Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs", "pixels"]
 Level: TypeAlias = Literal["sentence", "token"]
 Batch: TypeAlias = Literal["config", "free", "one", "none"]
 
@@ -79,8 +80,6 @@ _PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
 _WITHOUT_HARM = ("attention_mask", "pooling_mask")
 """Optional inputs that are filled all the same: without them padding, or a prompt, would count."""
 
-_PARAMETERS = "shoal_"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
@@ -114,9 +113,8 @@ class Embedder:
     leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
     number. `instances`: calls that the server computes side by side. `dimension` of its first output (of scores, how
     many labels there are); None: only an answer tells. `level` "token": it gives a vector for each token, and none for
-    the text. `length`: the only sequence length that it takes, 0 for
-    any. `masked`: it is told which tokens are padding. `precision` "": not known. `parameters`: those that Shoal's
-    repository writer leaves (`shoal_source` and so on). `version`: the newest that is loaded.
+    the text. `length`: the only sequence length that it takes, 0 for any. `masked`: padding does not count. `precision`
+    "": not known. `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the newest loaded.
     """
 
     name: str
@@ -141,7 +139,9 @@ class Embedder:
 
     @property
     def masked(self) -> bool:
-        return self.style != "tokens" or any(port.canonical == "attention_mask" for port in self.inputs)
+        masks = any(port.canonical == "attention_mask" for port in self.inputs)
+        # A graph that Shoal wrote without a mask reads nothing behind a text's end, or always as many tokens.
+        return masks or self.style != "tokens" or "shoal_text" in self.parameters
 
     @property
     def tensors(self) -> tuple[object, ...]:
@@ -199,7 +199,7 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
     style, inputs = _inputs(model, names)
     batch, length = _batch(model, inputs[0], style)
     ports = tuple(_input_port(model, canonical, tensor, batch, style) for canonical, tensor in inputs)
-    parameters = {key: value.string_value for key, value in config.parameters.items() if key.startswith(_PARAMETERS)}
+    parameters = told(config)
     if style == "tokens":
         outputs = _written_outputs(model, batch, names, parameters) or _token_outputs(model, batch, names)
     else:
@@ -259,7 +259,7 @@ def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, mo
     if kind:
         raise model.refuse(f"generates text ({kind}): it is no embedder")
     if images := [str(one) for one in model.inputs.values() if not one.optional and _is_image(one)]:
-        raise model.refuse(f"reads images ({images[0]}): not served by this version")
+        raise model.refuse(f"reads images ({images[0]}): load it through Shoal, which writes how they are made")
     if config.model_transaction_policy.decoupled:
         raise model.refuse(
             "answers in a stream (decoupled), which embeddings are not served over: serve one that is not"

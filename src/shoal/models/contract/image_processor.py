@@ -53,12 +53,15 @@ _WITHOUT_EFFECT = frozenset(
 """Of no effect on one picture, or only where `size` is a number, and then the classes above set it themselves."""
 
 
-def read_image_spec(folder: Path, *, family: Literal["clip", "siglip"], size: int, dimension: int) -> ImageSpec:
-    """How pictures become the `size` x `size` pixels of a tower whose vectors have `dimension` numbers.
+def read_image_spec(
+    folder: Path, *, family: Literal["clip", "siglip"], size: int, dimension: int, path: str = ""
+) -> ImageSpec:
+    """How pictures become the `size` x `size` pixels of a tower whose vectors have `dimension` numbers, by the files in
+    `folder / path`.
 
     Raises ModelFileError, naming file and key, for what is missing, unknown or contradictory.
     """
-    config = _config(folder)
+    config = _config(folder, f"{path}/" if path else "")
     defaults = _defaults(config, _BY_FAMILY[family])
     _refuse_unknown(config)
     config = JsonFile(config.name, defaults | {key: value for key, value in config.data.items() if value is not None})
@@ -81,19 +84,21 @@ def read_image_spec(folder: Path, *, family: Literal["clip", "siglip"], size: in
         resample=resample,
         crop=None if resize == "squash" else crop,
         rescale=config.number("rescale_factor", 1 / 255) if config.boolean("do_rescale", True) else 1.0,
-        mean=_colours(config, "image_mean") if normalize else (0.0, 0.0, 0.0),
-        std=_spread(config) if normalize else (1.0, 1.0, 1.0),
+        mean=read_colours(config, "image_mean") if normalize else (0.0, 0.0, 0.0),
+        std=read_spread(config, "image_std") if normalize else (1.0, 1.0, 1.0),
     )
 
 
-def _config(folder: Path) -> JsonFile:
-    config = read_object(folder, FILE)
+def _config(folder: Path, prefix: str) -> JsonFile:
+    config = read_object(folder, prefix + FILE)
     if config is not None:
         return config
-    whole = read_object(folder, UNIFIED)
+    whole = read_object(folder, prefix + UNIFIED)
     if whole is not None and "image_processor" in whole:
-        return JsonFile(UNIFIED, whole.object("image_processor"))
-    raise ModelFileError("is missing, so nobody knows how pictures are prepared; fetch the model again", file=FILE)
+        return JsonFile(whole.name, whole.object("image_processor"))
+    raise ModelFileError(
+        "is missing, so nobody knows how pictures are prepared; fetch the model again", file=prefix + FILE
+    )
 
 
 def _defaults(config: JsonFile, of_family: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +152,8 @@ def _sides(config: JsonFile, key: str) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _colours(config: JsonFile, key: str) -> _Colours:
+def read_colours(config: JsonFile, key: str) -> _Colours:
+    """A number for red, green and blue. Raises ModelFileError for anything else."""
     stated = config.data[key]
     if (
         not isinstance(stated, list)
@@ -159,8 +165,9 @@ def _colours(config: JsonFile, key: str) -> _Colours:
     return red, green, blue
 
 
-def _spread(config: JsonFile) -> _Colours:
-    spread = _colours(config, "image_std")
+def read_spread(config: JsonFile, key: str) -> _Colours:
+    """The same, of numbers to divide by."""
+    spread = read_colours(config, key)
     if min(spread) <= 0:
-        raise config.refuse("image_std", f"must hold numbers above 0, not {list(spread)}")
+        raise config.refuse(key, f"must hold numbers above 0, not {list(spread)}")
     return spread

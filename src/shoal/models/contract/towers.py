@@ -1,5 +1,8 @@
-"""Models of two towers, CLIP and SigLIP, as transformers saves them: one reading of config.json and of what says how
-texts and pictures are prepared. transformers is the reference for every default.
+"""Models of two towers, CLIP and SigLIP: one reading of the files that say what they are and how texts and pictures are
+prepared. Here it is transformers' files, and transformers is the reference for every default; `open_clip` reads the
+other layout. A folder that holds both is transformers' where its weights are there.
+
+The files lie in the model's folder, or in that of sentence-transformers' only module (CLIPModel).
 
 SigLIP 2 of a fixed resolution is a "siglip" by its config.json, with another tokenizer.
 """
@@ -14,10 +17,12 @@ import msgspec
 
 from shoal.errors import ModelFileError
 from shoal.models.contract.encoder import read_activation
-from shoal.models.contract.image_processor import read_image_spec
-from shoal.models.contract.json_file import JsonFile, read_object
-from shoal.models.contract.tower_tokenizer import read_tower_tokenizer
+from shoal.models.contract.entries import MODULES, inner_path
+from shoal.models.contract.image_processor import FILE, UNIFIED, read_image_spec
+from shoal.models.contract.json_file import JsonFile, is_there, read_json, read_object
+from shoal.models.contract.tower_tokenizer import TowerTokenizer, read_tower_tokenizer
 from shoal.models.contract.types import Activation
+from shoal.models.sources.select import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 CONFIG = "config.json"
@@ -26,6 +31,8 @@ IMAGE_EMBEDS = "image_embeds"
 PIXELS = "pixel_values"
 
 TowerFamily: TypeAlias = Literal["clip", "siglip"]
+Layout: TypeAlias = Literal["transformers", "open_clip"]
+"""Whose names weights and settings have."""
 
 _LEGACY_EOS = 2
 """CLIP's configurations before transformers 4.31 state it wrongly; such models are pooled at the highest id."""
@@ -79,6 +86,10 @@ _DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
 }
 """What transformers 5 takes where a configuration is silent; files that older versions saved leave defaults out."""
 
+_MODULE = "CLIPModel"
+_NEWER = "Transformer"
+"""What sentence-transformers called the module of two towers, and what it calls it now."""
+
 _ARCHITECTURES = {"clip": ("CLIPModel",), "siglip": ("SiglipModel",)}
 _INSTEAD = {
     "siglip2": "reads pictures of any shape (NaFlex); use a SigLIP 2 of a fixed resolution, such as "
@@ -126,7 +137,8 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True):
 
 class Towers(msgspec.Struct, frozen=True, kw_only=True):
     """All that the files of such a model promise. `dimension`: of the vectors of both towers. `text_spec` and
-    `image_spec` are those of the two graphs, which give vectors of any length."""
+    `image_spec` are those of the two graphs, which give vectors of any length. `path`: where in the model's folder its
+    files lie ("": at its top)."""
 
     family: TowerFamily
     text: TextTower
@@ -134,15 +146,20 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True):
     dimension: int
     text_spec: TextSpec
     image_spec: ImageSpec
+    layout: Layout = "transformers"
+    path: str = ""
 
 
 def has_towers(folder: Path) -> bool:
-    """Whether config.json is of a model of two towers, one that can be read here or not. Raises ModelFileError for a
+    """Whether the folder is of a model of two towers, one that can be read here or not. Raises ModelFileError for a
     file that is not JSON."""
-    config = read_object(folder, CONFIG)
-    if config is None:
-        return False
-    return config.data.get("model_type") in {*_DEFAULTS, *_INSTEAD} or {_TEXT, _VISION} <= config.data.keys()
+    modules = _modules(folder)
+    path = _path(modules)
+    if modules and modules[0]["type"].split(".")[-1] == _MODULE:
+        return True
+    return is_there(folder, _prefix(path) + OPEN_CLIP) or _is_of_transformers(
+        read_object(folder, _prefix(path) + CONFIG)
+    )
 
 
 def read_towers(folder: Path) -> Towers:
@@ -150,37 +167,101 @@ def read_towers(folder: Path) -> Towers:
 
     Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory.
     """
-    config = read_object(folder, CONFIG)
+    modules = _modules(folder)
+    if len(modules) > 1:
+        raise ModelFileError(
+            f"a {modules[1]['type']} after the two towers is not supported; serve the model without it",
+            file=MODULES,
+            key="[1].type",
+        )
+    path = _path(modules)
+    config = read_object(folder, _prefix(path) + CONFIG)
+    if _layout(folder, path, config) == "open_clip":
+        from shoal.models.contract.open_clip import read_open_clip  # which fills the structs of this module
+
+        return read_open_clip(folder, path)
     if config is None:
-        raise ModelFileError("is missing; this is no transformers model, or it is incomplete", file=CONFIG)
+        raise ModelFileError(
+            "is missing; this is no transformers model, or it is incomplete", file=_prefix(path) + CONFIG
+        )
     family = _family(config)
     text_config, image_config = _section(config, family, _TEXT), _section(config, family, _VISION)
     text, image = _text_tower(family, text_config), _image_tower(family, image_config)
     dimension = _dimension(family, config, text_config, text, image)
+    tokenizer = read_tower_tokenizer(
+        folder,
+        family=family,
+        vocab_size=text.vocab_size,
+        positions=text.max_positions,
+        eos_id=text.eos_id,
+        path=path,
+    )
     return Towers(
         family=family,
         text=text,
         image=image,
         dimension=dimension,
-        text_spec=_text_spec(folder, family, text, dimension),
-        image_spec=read_image_spec(folder, family=family, size=image.size, dimension=dimension),
+        text_spec=text_spec(tokenizer, family, text, dimension),
+        image_spec=read_image_spec(folder, family=family, size=image.size, dimension=dimension, path=path),
+        path=path,
     )
 
 
 def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
-    """How the vectors of the two towers are compared; logit_scale is stored as a logarithm. Raises ModelFileError for
-    weights that are missing or cannot be read."""
-    from shoal.models.graphs.weights import open_weights
+    """How the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, and so
+    does whatever open_clip trained as it. Raises ModelFileError for weights that are missing or cannot be read."""
+    from shoal.models.graphs.tower_weights import open_tower_weights
 
-    weights = open_weights(folder)
+    weights = open_tower_weights(folder, towers)
     try:
         scale = math.exp(weights.number("logit_scale"))
     except OverflowError:
         scale = math.inf
-    bias = weights.number("logit_bias") if towers.family == "siglip" else 0.0
+    biased = towers.family == "siglip" or (towers.layout == "open_clip" and "logit_bias" in weights)
+    bias = weights.number("logit_bias") if biased else 0.0
     if not math.isfinite(scale) or not math.isfinite(bias):
         raise ModelFileError("is out of all proportion; fetch the model again", file=weights.where, key="logit_scale")
-    return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if towers.family == "siglip" else "softmax")
+    return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if biased else "softmax")
+
+
+def _modules(folder: Path) -> list[dict[str, str]]:
+    """What modules.json lists, where it is a list of modules that can start with two towers; else nothing, and what is
+    wrong with it is another reader's to say."""
+    listed = read_json(folder, MODULES)
+    if not isinstance(listed, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path"), str)
+        for each in listed
+    ):
+        return []
+    types = [each["type"].split(".") for each in listed]
+    known = types and types[0][0] == "sentence_transformers" and types[0][-1] in (_MODULE, _NEWER)
+    return listed if known else []
+
+
+def _path(modules: list[dict[str, str]]) -> str:
+    return inner_path(modules[0]["path"], 0) if modules else ""
+
+
+def _prefix(path: str) -> str:
+    return f"{path}/" if path else ""
+
+
+def _is_of_transformers(config: JsonFile | None) -> bool:
+    if config is None:
+        return False
+    return config.data.get("model_type") in {*_DEFAULTS, *_INSTEAD} or {_TEXT, _VISION} <= config.data.keys()
+
+
+def _layout(folder: Path, path: str, config: JsonFile | None) -> Layout:
+    """Whose files are read, where a folder has both."""
+    from shoal.models.graphs.weights import has_weights
+
+    if not is_there(folder, _prefix(path) + OPEN_CLIP):
+        return "transformers"
+    if config is None or config.data.get("model_type") not in _DEFAULTS:
+        return "open_clip"  # a config.json of timm's, of its image tower alone
+    whole = has_weights(folder, path) and any(is_there(folder, _prefix(path) + name) for name in (FILE, UNIFIED))
+    return "open_clip" if is_there(folder, _prefix(path) + OPEN_CLIP_WEIGHTS) and not whole else "transformers"
 
 
 def _family(config: JsonFile) -> TowerFamily:
@@ -279,10 +360,8 @@ def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, tex
     return dimension
 
 
-def _text_spec(folder: Path, family: TowerFamily, text: TextTower, dimension: int) -> TextSpec:
-    tokenizer = read_tower_tokenizer(
-        folder, family=family, vocab_size=text.vocab_size, positions=text.max_positions, eos_id=text.eos_id
-    )
+def text_spec(tokenizer: TowerTokenizer, family: TowerFamily, text: TextTower, dimension: int) -> TextSpec:
+    """The TextSpec of a text tower and its tokenizer."""
     pad_id = tokenizer.pad_id
     if family == "clip":
         # Behind the token that is pooled nothing is seen, so any padding will do that does not look like that token.

@@ -14,7 +14,7 @@ from shoal.models.graphs.builder import INLINE_BYTES, Graph, write_graph
 from shoal.models.graphs.head import pick_first
 from shoal.models.graphs.layers import MASKED, LayerNames, Layers
 from shoal.models.graphs.text import Built
-from shoal.models.graphs.weights import open_weights
+from shoal.models.graphs.tower_weights import open_tower_weights
 
 TOWER_LAYER = LayerNames(
     "self_attn.q_proj",
@@ -39,7 +39,7 @@ def build_text_tower(
 ) -> Built:
     """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not fit
     the configuration."""
-    graph, weights = Graph(), open_weights(folder)
+    graph, weights = Graph(), open_tower_weights(folder, towers)
     layers = Layers(graph, towers.text, weights, "text_model.")
     value = _embeddings(layers, towers.text)
     bias = _causal(graph) if towers.family == "clip" else None

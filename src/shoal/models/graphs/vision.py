@@ -13,8 +13,9 @@ from shoal.models.contract.towers import IMAGE_EMBEDS, PIXELS, ImageTower, Tower
 from shoal.models.graphs.builder import INLINE_BYTES, Graph, write_graph
 from shoal.models.graphs.layers import KEY_ORDER, QUERY_ORDER, Layers
 from shoal.models.graphs.text import Built
+from shoal.models.graphs.tower_weights import open_tower_weights
 from shoal.models.graphs.towers import append_layers, project
-from shoal.models.graphs.weights import Floats, open_weights
+from shoal.models.graphs.weights import Floats
 
 
 def build_image_tower(
@@ -28,7 +29,7 @@ def build_image_tower(
     """Write the image tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not
     fit the configuration."""
     graph, tower = Graph(), towers.image
-    layers = Layers(graph, tower, open_weights(folder), "vision_model.")
+    layers = Layers(graph, tower, open_tower_weights(folder, towers), "vision_model.")
     embeds = _clip(layers, tower, towers.dimension) if towers.family == "clip" else _siglip(layers, tower)
     graph.op("Identity", embeds, name=IMAGE_EMBEDS)
     files = write_graph(

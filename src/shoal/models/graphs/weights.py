@@ -7,6 +7,7 @@ byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) ar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -79,6 +80,16 @@ class _Tensor(NamedTuple):
     data: npt.NDArray[Any] | None
 
 
+class Part(NamedTuple):
+    """A tensor by what is stored: `take` of the one called `stored`, of `shape` (None: of any), and of those of `then`,
+    joined to it along the first axis."""
+
+    stored: str
+    shape: tuple[int, ...] | None
+    take: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray
+    then: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
 class Weights:
     """The tensors of one folder by name. `where` names the file for errors."""
 
@@ -143,6 +154,26 @@ class Weights:
                 key=name,
             )
         return data.astype(np.int64)
+
+    def renamed(self, parts: Mapping[str, Part]) -> Weights:
+        """The same data under other names and in other pieces, none of it read but where tensors are joined.
+
+        Raises as `get` does, by the names that are stored.
+        """
+        tensors = {}
+        for name, part in parts.items():
+            data, dtype = self._any(part.stored) if part.shape is None else self._stored(part.stored, part.shape)
+            for more, shape in part.then:
+                other, kind = self._stored(more, shape)
+                if kind != dtype:
+                    raise ModelFileError(
+                        f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision",
+                        file=self._tensors[more].file,
+                        key=more,
+                    )
+                data = np.concatenate([data, other])
+            tensors[name] = _Tensor(self._tensors[part.stored].file, dtype, part.take(data))
+        return Weights(self.where, tensors)
 
     def _any(self, name: str) -> tuple[npt.NDArray[Any], str]:
         tensor = self._tensors.get(name)

@@ -15,7 +15,7 @@ from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job, disk_error
-from shoal.models.sources.select import IR, TOKENIZER, is_pickle, is_weights, module_folders
+from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, module_folders
 
 
 def resolve(address: Address, *, weights: bool = True) -> Address:
@@ -24,7 +24,7 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
     The fingerprint covers names, sizes and times, so it costs no reading. Raises SourceError when no model is there;
     a tokenizer.json alone is one where no `weights` are asked for.
     """
-    needed = ("config.json", "modules.json", *IR[:1]) if weights else ("config.json", "modules.json", TOKENIZER)
+    needed = ("config.json", "modules.json", OPEN_CLIP, *(IR[:1] if weights else (TOKENIZER,)))
     path = Path(address.target).expanduser()
     try:
         path = path.resolve(strict=True)

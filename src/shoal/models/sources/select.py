@@ -26,6 +26,12 @@ _HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
 _METADATA = "artifact.metadata"
 """The settings of a ColBERT of the Stanford library, as JSON."""
 
+OPEN_CLIP = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
+_PROCESSORS = frozenset({"preprocessor_config.json", "processor_config.json"})
+"""What a repository has beside open_clip's files where its config.json and model.safetensors are transformers', and not
+timm's, of the image tower alone."""
+
 _GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
 _GENERATES = "generation_config.json"
@@ -113,12 +119,12 @@ def choose(
     """Of the files `names` (paths under the model's folder), those that loading it needs, in order.
 
     Taken from the top and from each of the module `folders`: settings and vocabularies (.json, .txt, .model),
-    model.safetensors with its shards, and ONNX only as model.onnx with its external data, of which onnx/model.onnx is
-    preferred and one beside safetensors is left. With `pickles` also those that stand for weights which are there in
-    no other form: pytorch_model.bin or its shards with their index, and bge-m3's heads. Without `weights` only the
-    settings and vocabularies are taken, and a tokenizer.json alone is enough. Of a language model its graph is taken
-    (see `generative`) with the settings and, for an OpenVINO graph, its tokenizer's. Raises SourceError when there is
-    nothing to load.
+    model.safetensors with its shards or open_clip's weights in their place, and ONNX only as model.onnx with its
+    external data, of which onnx/model.onnx is preferred and one beside safetensors is left. With `pickles` also those
+    that stand for weights which are there in no other form: pytorch_model.bin or its shards with their index, and
+    bge-m3's heads. Without `weights` only the settings and vocabularies are taken, and a tokenizer.json alone is
+    enough. Of a language model its graph is taken (see `generative`) with the settings and, for an OpenVINO graph, its
+    tokenizer's. Raises SourceError when there is nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()
@@ -128,7 +134,7 @@ def choose(
         chosen.update(prefix + name for name in _choose_here(own, pickles))
     if not weights:
         chosen = {name for name in chosen if not is_weights(name) and not is_pickle_index(name)}
-        if not chosen & {"config.json", "modules.json", TOKENIZER}:
+        if not chosen & {"config.json", "modules.json", OPEN_CLIP, TOKENIZER}:
             raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
         return sorted(chosen)
     if graph := generative(known):
@@ -143,7 +149,7 @@ def choose(
         raise SourceError(
             f"no safetensors or ONNX weights are there: {because}choose a model or revision that has them{turned}"
         )
-    if not chosen & {"config.json", "modules.json"}:
+    if not chosen & {"config.json", "modules.json", OPEN_CLIP}:
         raise SourceError("neither config.json nor modules.json is there: this is not a model's folder")
     return sorted(chosen)
 
@@ -169,6 +175,8 @@ def _choose_here(names: set[str], pickles: bool) -> set[str]:
     settings |= {name for name in names if name == _METADATA or _MORE_TEMPLATES.fullmatch(name)}
     heads = names & set(_HEADS)
     weights = {name for name in names if _WEIGHTS.fullmatch(name)}
+    if {OPEN_CLIP, OPEN_CLIP_WEIGHTS} <= names and not (weights and names & _PROCESSORS):
+        return settings | {OPEN_CLIP_WEIGHTS}
     if "onnx/model.onnx" in names:
         weights |= _with_external_data(names, "onnx/model.onnx")
     elif "model.onnx" in names and not weights:

@@ -14,7 +14,7 @@ TOTAL = 256 * 1024 * 1024
 
 class Budget:
     """`total` bytes, lent in the order in which they were asked for, so that a large picture is not overtaken for
-    ever. Whoever waits blocks its thread; nobody may hold room while it asks for more."""
+    ever. Whoever waits blocks its thread, and may hold no room meanwhile that it alone would give back."""
 
     def __init__(self, total: int = TOTAL) -> None:
         self.total = total
@@ -25,6 +25,14 @@ class Budget:
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
         """Lends `size` bytes for the body. Raises ValueError where there can never be as many."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.give(size)
+
+    def take(self, size: int) -> None:
+        """Lends `size` bytes until `give`. Raises as `room` does."""
         if not 0 <= size <= self.total:
             raise ValueError(f"{size} bytes never fit in {self.total}")
         ticket = object()
@@ -36,12 +44,30 @@ class Budget:
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += size
-                self._changed.notify_all()
+
+    def give(self, size: int) -> None:
+        """So many bytes that were lent are free again."""
+        with self._changed:
+            self._free += size
+            self._changed.notify_all()
+
+
+class Keeping(Budget):
+    """The room of one picture: what is lent to its decoder comes with `kept` bytes more, in one go, for what becomes of
+    it. Those stay lent until they are given back to `budget`; `held` says whether they are."""
+
+    def __init__(self, budget: Budget, kept: int) -> None:
+        super().__init__(budget.total - kept)
+        self.held = False
+        self._budget = budget
+        self._kept = kept
+
+    def take(self, size: int) -> None:
+        self._budget.take(size + self._kept)
+        self.held = True
+
+    def give(self, size: int) -> None:
+        self._budget.give(size)
 
 
 SHARED = Budget()

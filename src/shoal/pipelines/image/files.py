@@ -15,7 +15,6 @@ from shoal.errors import InvalidValue
 
 Format: TypeAlias = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 
-MAX_BYTES = 20_000_000
 MAX_PIXELS = 40_000_000
 MAX_SIDE = 65_535
 """What JPEG and GIF can say; the passes of a resize have a row or a column for each."""
@@ -45,12 +44,11 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """The format is what the first bytes say, whatever else the file may be too. Raises InvalidValue for none,
-    for another format, for a broken header, and for more bytes or pixels than may be."""
+    """The format is what the first bytes say, whatever else the file may be too. How many bytes there are is for
+    whoever let them in. Raises InvalidValue for none, for another format, for a broken header, and for more pixels than
+    may be."""
     if not data:
         _refuse("it has no bytes: send a JPEG, PNG, WebP, GIF or BMP file")
-    if len(data) > MAX_BYTES:
-        _refuse(f"it has {len(data)} bytes, and {MAX_BYTES} are allowed: send it smaller or compressed more")
     header = _read(data)
     if header is None:
         _refuse("its header is cut off: send the whole file")

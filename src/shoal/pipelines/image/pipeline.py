@@ -1,23 +1,25 @@
-"""Pictures to the tensors of an image tower, and its rows to vectors."""
+"""Pictures to the tensors of an image tower, and its rows to vectors or scores."""
 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, round_up
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work, round_up
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.image.budget import SHARED, Budget
+from shoal.pipelines.image.budget import SHARED, Budget, Keeping
 from shoal.pipelines.image.preprocessing import Preprocessing
+from shoal.pipelines.scores import score_rows
 from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
 from shoal.specs import ImageSpec
-from shoal.types import Array, Batched, Embed, Image, Item
+from shoal.types import Array, Batched, Classify, Embed, Image, Item
 
-COST = 197
-"""Tokens that a picture is taken for by admission and batching: those of 224 x 224 pixels in patches of 16 x 16, and
-one for the class. A constant: all pictures of a model cost its tower the same."""
+COST = 1
+"""Tokens that a picture is taken for by admission and batching. All pictures of a model cost its tower the same, and
+no texts share their lane: a picture is the unit."""
 
 
 class ImagePipeline:
@@ -25,7 +27,8 @@ class ImagePipeline:
 
     Every picture is an item by itself: what is wrong with it is its entry, and `param` is "input". Twins are known by
     their bytes. Usage counts no tokens for pictures, which have none. The picture is decoded, and its full size freed,
-    within `prepare`; at most `budget` bytes are decoded at a time, so that threads may wait there.
+    within `prepare`. `budget` counts what is decoded, and each prepared picture twice, for itself and for its place in
+    a batch, until nothing holds it any more; threads may wait there, so few pictures are to be prepared in one call.
     `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
     Raises ModelFileError when the spec cannot be used.
     """
@@ -34,23 +37,27 @@ class ImagePipeline:
         self.spec = spec
         self._normalize = normalize
         self._preprocessing = Preprocessing(spec, budget=budget)
+        self._kept = 2 * 4 * 3 * spec.size[0] * spec.size[1]
 
     @property
-    def light(self) -> bool:
-        return False
+    def work(self) -> Work:
+        return "heavy"
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name, input_type,
         truncate)."""
-        if not isinstance(task, Embed):
-            raise Unsupported("the model only embeds pictures; ask for embeddings", param="model")
+        if isinstance(task, Classify) and self.spec.score is not None:
+            self._check_whole(task.truncate)
+            return
+        if not isinstance(task, Embed) or self.spec.score is not None:
+            can = "embeds" if self.spec.score is None else "classifies"
+            raise Unsupported(f"the model only {can} pictures; ask it for that", param="model")
         if task.outputs != ("dense",):
             raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
         for name, value in (("prompt_name", task.prompt_name), ("input_type", task.input_type)):
             if value is not None:
                 raise Unsupported(f"no prompt is put before a picture; leave {name} out", param=name)
-        if task.truncate is not None:
-            raise Unsupported("pictures are never cut short; leave truncate out", param="truncate")
+        self._check_whole(task.truncate)
         check_shape(task, self.spec.dimension, gives_raw=True)
 
     def estimate(self, item: Item) -> int:
@@ -69,8 +76,11 @@ class ImagePipeline:
         return {name: values}
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
+        rows = outputs[self.spec.output][: len(batch)]
+        if self.spec.score is not None:
+            return score_rows(rows, self.spec.score.activation, [item.extra for item in batch])
         shapes: list[Shape] = [item.extra for item in batch]
-        return shape_rows(outputs[self.spec.output][: len(batch)], shapes)
+        return shape_rows(rows, shapes)
 
     def _prepared(self, task: Batched, item: Item, made: dict[bytes, Array | ShoalError]) -> Prepared | ShoalError:
         """`made`: what became of pictures met before, by digest."""
@@ -80,26 +90,41 @@ class ImagePipeline:
             return error
         if not isinstance(item, Image):
             return InvalidValue("this is a text, and the model takes pictures; send a picture", param="input")
-        assert isinstance(task, Embed)
         digest = hashlib.blake2b(item.data, digest_size=32).digest()
         values = made.get(digest)
         if values is None:
             values = made[digest] = self._values(item.data)
         if isinstance(values, ShoalError):
             return values
-        shape = shape_of(task, self.spec.dimension, self._normalize)
+        asked = self._asked(task)
         return Prepared(
             tensors={self.spec.input: values},
             cost=COST,
             group=(),
             outputs=(self.spec.output,),
             tokens=0,
-            key=(digest, shape),
-            extra=shape,
+            key=(digest, asked),
+            extra=asked,
         )
 
     def _values(self, data: bytes) -> Array | ShoalError:
+        keeping = Keeping(self._preprocessing.budget, self._kept)
         try:
-            return self._preprocessing.values(self._preprocessing.pixels(data))
+            values = self._preprocessing.values(self._preprocessing.pixels(data, keeping))
+            weakref.finalize(values, self._preprocessing.budget.give, self._kept).atexit = False
+            keeping.held = False  # it is the array's now
+            return values
         except ShoalError as error:
             return error.with_traceback(None)  # whose frames hold the file
+        finally:
+            if keeping.held:
+                self._preprocessing.budget.give(self._kept)
+
+    def _asked(self, task: Batched) -> Shape | bool:
+        if isinstance(task, Embed):
+            return shape_of(task, self.spec.dimension, self._normalize)
+        return task.raw_scores
+
+    def _check_whole(self, truncate: bool | None) -> None:
+        if truncate is not None:
+            raise Unsupported("pictures are never cut short; leave truncate out", param="truncate")

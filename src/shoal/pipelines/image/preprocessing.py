@@ -40,10 +40,10 @@ class Preprocessing:
         self._mean = np.array(spec.mean, dtype=np.float32)
         self._std = np.array(spec.std, dtype=np.float32)
 
-    def pixels(self, data: bytes) -> Array:
+    def pixels(self, data: bytes, budget: Budget | None = None) -> Array:
         """Resized and cropped, uint8 [height, width, 3]. Raises InvalidValue as `channels` does."""
-        resized = channels(data, self._resized, extra=self._extra, budget=self.budget)
-        return resized if resized.shape[:2] == self.spec.size else _cropped(resized, self.spec.size)
+        resized = channels(data, self._resized, extra=self._extra, budget=budget or self.budget)
+        return resized if resized.shape[:2] == self.spec.size else self._cropped(resized)
 
     def values(self, pixels: Array) -> Vectors:
         """float32 [3, height, width] of `pixels`. Scaled in float64 and rounded to float32 once, then normalised in
@@ -74,7 +74,7 @@ class Preprocessing:
         height, width = self.spec.size
         if picture.width < width or picture.height < height:
             return picture
-        left, top = (picture.width - width) // 2, (picture.height - height) // 2
+        left, top = self._start(picture.width - width), self._start(picture.height - height)
         return picture.crop((left, top, left + width, top + height))
 
     def _window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -83,7 +83,7 @@ class Preprocessing:
         axis = int(size[1] > size[0])
         scale = picture.size[axis] / size[axis]
         wanted = min(size[axis], self.spec.size[1 - axis])
-        first = (size[axis] - wanted) // 2
+        first = self._start(size[axis] - wanted)
         margin = _SUPPORT * max(1.0, scale)
         start = max(0, int(first * scale - margin))
         end = min(picture.size[axis], ceil((first + wanted) * scale + margin))
@@ -103,17 +103,20 @@ class Preprocessing:
             size = min(size[0], most), min(size[1], most)
         return 4 * size[0] * height + 10 * size[0] * size[1]
 
+    def _cropped(self, pixels: Array) -> Array:
+        """[height, width, 3] of the model's size from the middle, zeros outside: half of a side that does not divide
+        evenly goes to the top and left where the picture is smaller, as transformers has it."""
+        result = np.zeros((*self.spec.size, 3), dtype=pixels.dtype)
+        ours: list[slice] = []
+        theirs: list[slice] = []
+        for have, want in zip(pixels.shape[:2], self.spec.size, strict=True):
+            start = self._start(max(0, have - want))
+            pad = ceil((want - have) / 2) if have < want else 0
+            ours.append(slice(pad, pad + min(have, want)))
+            theirs.append(slice(start, start + min(have, want)))
+        result[ours[0], ours[1]] = pixels[theirs[0], theirs[1]]
+        return result
 
-def _cropped(pixels: Array, size: tuple[int, int]) -> Array:
-    """[height, width, 3] of `size` from the middle, zeros outside: half of a side that does not divide evenly goes to
-    the top and left where the picture is smaller, as the reference has it."""
-    result = np.zeros((*size, 3), dtype=pixels.dtype)
-    ours: list[slice] = []
-    theirs: list[slice] = []
-    for have, want in zip(pixels.shape[:2], size, strict=True):
-        start = (have - want) // 2
-        pad = ceil((want - have) / 2) if have < want else 0
-        ours.append(slice(pad, pad + min(have, want)))
-        theirs.append(slice(max(0, start), max(0, start) + min(have, want)))
-    result[ours[0], ours[1]] = pixels[theirs[0], theirs[1]]
-    return result
+    def _start(self, more: int) -> int:
+        """Where the middle begins of a side that is so many pixels larger."""
+        return more // 2 if self.spec.centre == "down" else round(more / 2)

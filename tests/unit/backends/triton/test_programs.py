@@ -103,6 +103,7 @@ def test_the_tokenizer_agrees_for_any_text(
     spec = entry(tmp_path, text=text_spec(), options={"text_in": True})
     save(KINDS[kind](), tmp_path)
     model = tokenizer_of(monkeypatch, tmp_path / "triton", spec)
+    assert spec.text is not None
     same(model.execute([ask(texts)])[0], piped(tmp_path, spec.text, texts))
 
 

@@ -52,3 +52,9 @@ def test_what_is_no_model_is_refused(model_folder: Path, path: str, said: str) -
     """A missing path, a file and a folder without a model are told apart."""
     with pytest.raises(SourceError, match=said):
         resolve(parse_address(f"file:{model_folder.parent / path}"))
+
+
+def test_a_folder_of_open_clip_is_one(tmp_path: Path) -> None:
+    (tmp_path / "open_clip_config.json").write_text("{}", encoding="utf-8")
+    assert resolve(parse_address(f"file:{tmp_path}")).target == str(tmp_path.resolve())
+    assert resolve(parse_address(f"file:{tmp_path}"), weights=False).target == str(tmp_path.resolve())

@@ -153,3 +153,43 @@ def test_heads_beside_an_encoder_are_taken() -> None:
     names = [*BASE, "model.safetensors", *heads, "sparse_linear.pt", "artifact.metadata", "other.metadata"]
     assert choose(names) == sorted([*BASE, "model.safetensors", *heads, "artifact.metadata"])
     assert not set(heads) & set(choose(names, weights=False))
+
+
+class TestOpenClip:
+    """Repositories in open_clip's layout, alone or beside another."""
+
+    OWN = ("open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "vocab.json", "merges.txt")
+
+    def test_alone(self) -> None:
+        assert set(choose([*self.OWN, "open_clip_pytorch_model.bin", "README.md"])) == set(self.OWN)
+        assert "open_clip_model.safetensors" not in choose(self.OWN, weights=False)
+        assert choose(["open_clip_config.json"], weights=False) == ["open_clip_config.json"]
+        assert is_weights("open_clip_model.safetensors")
+
+    def test_beside_transformers_whose_weights_are_taken(self) -> None:
+        """Gigabytes are fetched once."""
+        theirs = ["config.json", "preprocessor_config.json", "model.safetensors"]
+        chosen = choose([*self.OWN, *theirs, "pytorch_model.bin"])
+        assert set(chosen) == {*self.OWN, *theirs} - {"open_clip_model.safetensors"}
+
+    @pytest.mark.parametrize("pickles", [False, True])
+    def test_beside_transformers_pickles(self, pickles: bool) -> None:
+        theirs = ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
+        chosen = choose([*self.OWN, *theirs], pickles=pickles)
+        assert set(chosen) == {*self.OWN, *theirs} - {"pytorch_model.bin"}
+
+    def test_beside_timms_image_tower(self) -> None:
+        """Without a processor of transformers config.json and model.safetensors are timm's."""
+        chosen = choose([*self.OWN, "config.json", "model.safetensors"])
+        assert set(chosen) == {*self.OWN, "config.json"}
+
+    def test_a_pickle_alone_is_refused(self) -> None:
+        with pytest.raises(SourceError, match=r"only open_clip_pytorch_model\.bin, a format that can hide code"):
+            choose(["open_clip_config.json", "open_clip_pytorch_model.bin"])
+
+
+def test_the_folder_of_two_towers_is_fetched() -> None:
+    """sentence-transformers' older layout: all that is read lies in its one module's folder."""
+    own = ["config.json", "model.safetensors", "preprocessor_config.json", "vocab.json", "merges.txt"]
+    names = ["modules.json", *(f"0_CLIPModel/{name}" for name in (*own, "pytorch_model.bin"))]
+    assert choose(names, ["0_CLIPModel"]) == sorted(["modules.json", *(f"0_CLIPModel/{name}" for name in own)])

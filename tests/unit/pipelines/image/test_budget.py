@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from shoal.pipelines.image.budget import TOTAL, Budget
+from shoal.pipelines.image.budget import TOTAL, Budget, Keeping
 
 
 def test_the_total_is_256_mib() -> None:
@@ -82,3 +82,32 @@ def test_a_large_picture_is_not_overtaken() -> None:
     large.join(30)
     small.join(30)
     assert order == ["large", "small"]
+
+
+def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
+    """In one go, so that nobody waits for the second part while it holds the first; the rest stays lent."""
+    budget = Budget(100)
+    keeping = Keeping(budget, 30)
+    assert keeping.total == 70
+    with keeping.room(70):
+        assert keeping.held
+        assert not _free(budget, 1)
+    assert keeping.held
+    assert _free(budget, 70)
+    assert not _free(budget, 71)
+    budget.give(30)
+    assert _free(budget, 100)
+
+
+def test_a_picture_that_never_fits_keeps_nothing() -> None:
+    """Neither does one whose decoding was refused before it began."""
+    budget = Budget(100)
+    keeping = Keeping(budget, 30)
+    with pytest.raises(ValueError, match="never fit"), keeping.room(71):
+        pass
+    assert not keeping.held
+    assert _free(budget, 100)
+
+
+def _free(budget: Budget, size: int) -> bool:
+    return budget._free >= size

@@ -12,8 +12,10 @@ import pytest
 from shoal.core.protocols import EngineFacts, Pipeline, Prepared
 from shoal.errors import InvalidValue, ShoalError, Unsupported
 from shoal.pipelines.image import ImagePipeline
+from shoal.pipelines.image.budget import Budget
 from shoal.pipelines.image.pipeline import COST
 from shoal.pipelines.image.preprocessing import Preprocessing
+from shoal.specs import ScoreSpec
 from shoal.types import Array, Classify, Embed, Image, Item, Rerank
 from tests.contract.pipelines.contract import VectorContract
 from tests.unit.pipelines.image.pictures import CLIP, SIGLIP, broken, drawn, pictures, saved
@@ -105,9 +107,9 @@ def test_twins_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, calls = ImagePipeline(SPEC), list[bytes]()
     real = pipeline._preprocessing.pixels
 
-    def counted(data: bytes) -> Array:
+    def counted(data: bytes, budget: Any) -> Array:
         calls.append(data)
-        return real(data)
+        return real(data, budget)
 
     monkeypatch.setattr(pipeline._preprocessing, "pixels", counted)
     items = [(embed(), Image(saved(drawn(40, 30), "PNG"))) for _ in range(3)]
@@ -142,7 +144,7 @@ def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -
 @pytest.mark.parametrize("task", [Classify(model="m", inputs=["a"]), Rerank(model="m", queries=["a"], documents=["b"])])
 def test_other_tasks_are_refused(task: Any) -> None:
     """They are for texts."""
-    with pytest.raises(Unsupported, match="ask for embeddings"):
+    with pytest.raises(Unsupported, match="only embeds pictures"):
         ImagePipeline(SPEC).check(task)
 
 
@@ -164,5 +166,70 @@ def test_the_operator_may_keep_vectors_as_they_are() -> None:
         (row,) = pipeline.finish({"image_embeds": rows}, batch)
         assert not isinstance(row, ShoalError)
         lengths.append(float(np.linalg.norm(np.asarray(row))))
-        assert not pipeline.light
+        assert pipeline.work == "heavy"
     assert lengths == pytest.approx([1, 1, 4 * 2**0.5])
+
+
+def test_prepared_pictures_count_until_nothing_holds_them() -> None:
+    """Twice each, for their place in a batch; a broken file leaves nothing lent, a twin costs nothing more."""
+    budget = Budget(64 * 2**20)
+    pipeline = ImagePipeline(SPEC, budget=budget)
+    size = 2 * 4 * 3 * 32 * 32
+    entries = pipeline.prepare(
+        [(embed(), item) for item in (ITEMS[0], ITEMS[1], ITEMS[0], Image(broken()["half a JPEG"]))]
+    )
+    assert isinstance(entries[3], ShoalError)
+    assert budget._free == budget.total - 2 * size
+    batch = pipeline.collate([entry for entry in entries if isinstance(entry, Prepared)], FACTS)
+    assert batch["pixel_values"].shape == (4, 3, 32, 32)
+    del entries[1]
+    assert budget._free == budget.total - size
+    del entries
+    assert budget._free == budget.total
+
+
+def test_a_bug_gives_the_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is raised after the decoding."""
+    budget = Budget(64 * 2**20)
+    pipeline = ImagePipeline(SPEC, budget=budget)
+
+    def broken_values(pixels: Array) -> Array:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline._preprocessing, "values", broken_values)
+    with pytest.raises(ZeroDivisionError):
+        pipeline.prepare([(embed(), ITEMS[0])])
+    assert budget._free == budget.total
+
+
+SCORES = msgspec.structs.replace(
+    SPEC, dimension=0, output="logits", score=ScoreSpec(labels=("a", "b"), activation="softmax", pairs=False)
+)
+
+
+def test_a_classifiers_rows_are_scores() -> None:
+    """Under the activation of the model, or as it gives them, in one batch."""
+    pipeline = ImagePipeline(SCORES)
+    tasks = [Classify(model="m", inputs=[], raw_scores=raw) for raw in (False, True)]
+    for task in tasks:
+        pipeline.check(task)
+    batch = [entry for entry in pipeline.prepare([(task, ITEMS[0]) for task in tasks]) if isinstance(entry, Prepared)]
+    assert batch[0].key != batch[1].key
+    assert batch[0].outputs == ("logits",)
+    rows: Any = pipeline.finish({"logits": np.array([[0.0, 2.0], [0.0, 2.0], [9.0, 9.0]], np.float32)}, batch)
+    assert np.allclose(rows[0], [1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))])
+    assert np.array_equal(rows[1], [0.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Embed(model="m", inputs=[]), "only classifies pictures"),
+        (Rerank(model="m", queries=["q"], documents=["d"]), "only classifies pictures"),
+        (Classify(model="m", inputs=[], truncate=True), "never cut short"),
+    ],
+)
+def test_a_classifier_does_nothing_else(task: Any, message: str) -> None:
+    """It has no vectors."""
+    with pytest.raises(Unsupported, match=message):
+        ImagePipeline(SCORES).check(task)

@@ -145,3 +145,18 @@ def test_what_a_resize_takes_is_counted() -> None:
     steps = Preprocessing(SIGLIP)
     assert steps._extra(600, 65_000) > 4 * 224 * 65_000
     assert Preprocessing(CLIP)._extra(1, 65_000) < 100_000_000
+
+
+@pytest.mark.parametrize(("more", "down", "even"), [(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 2), (5, 2, 2), (7, 3, 4)])
+@pytest.mark.parametrize("large", [False, True])
+def test_the_middle_of_an_odd_rest(more: int, down: int, even: int, large: bool) -> None:
+    """transformers rounds half of it down, torchvision to the even number: whether the resized picture is cropped, the
+    file as it is, or a window of a long one."""
+    edge = 32
+    size = (edge, 2 * edge + more if not large else 40 * edge + more)
+    picture = drawn(size[0], size[1])
+    for centre, start in (("down", down), ("even", even)):
+        want = (size[1] - more, edge)
+        spec = small(size=want, crop=want, edge=edge, centre=centre)
+        got = Preprocessing(spec).pixels(saved(picture, "PNG"))
+        assert np.array_equal(got, np.asarray(picture)[start : start + want[0]])

@@ -1,0 +1,79 @@
+"""Image towers on Triton, which Shoal wrote there: what their configuration says of them. Pure.
+
+Nothing but the parameters of an entry tells how pictures are resized, cropped and scaled, so that an image model which
+somebody else put there cannot be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from shoal.backends.triton.entry import Tensor, image_tensors, pictures_a_call, told
+from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.backends.triton.schema import Embedder, Port, instances_of, newest, tensors_of
+from shoal.errors import ConfigError
+from shoal.specs import ContrastSpec, ImageSpec
+
+IMAGE, TEXT, CONTRAST = "shoal_image", "shoal_text", "shoal_contrast"
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def has_pictures(parameters: Mapping[str, str]) -> bool:
+    """Whether an entry is a text tower that has an image tower beside it."""
+    return IMAGE in parameters and TEXT in parameters
+
+
+def image_spec(name: str, parameters: Mapping[str, str]) -> ImageSpec:
+    """The ImageSpec that Shoal's repository writer left. Raises ConfigError when it is not readable."""
+    return _read(name, IMAGE, parameters[IMAGE], ImageSpec)
+
+
+def contrast_spec(name: str, parameters: Mapping[str, str]) -> ContrastSpec | None:
+    """Likewise; None for a model whose pictures and texts nobody compares."""
+    return _read(name, CONTRAST, parameters[CONTRAST], ContrastSpec) if CONTRAST in parameters else None
+
+
+def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embedder | None:
+    """How to call an image tower; None for any other model. Raises ConfigError for an entry that is not as Shoal writes
+    it."""
+    parameters = told(config)
+    if IMAGE not in parameters or TEXT in parameters:
+        return None
+    model = tensors_of(config, metadata)
+    spec = image_spec(model.name, parameters)
+    inputs, outputs = image_tensors(spec)
+    there = {(one.name, one.datatype, one.dims) for one in (*model.inputs.values(), *model.outputs.values())}
+    wanted = {(one.name, one.datatype, one.dims) for one in (*inputs, *outputs)}
+    if not model.max_batch_size or there != wanted:
+        takes = ", ".join(map(str, (*model.inputs.values(), *model.outputs.values())))
+        raise model.refuse(f"has {takes}, which is not what its `{IMAGE}` says: load it through Shoal again")
+    return Embedder(
+        name=model.name,
+        style="pixels",
+        inputs=_ports(inputs),
+        outputs=_ports(outputs),
+        batch="config",
+        max_batch_size=min(model.max_batch_size, pictures_a_call(spec)),
+        instances=instances_of(config),
+        dimension=outputs[0].dims[0],
+        precision=parameters.get("shoal_precision", ""),
+        parameters=parameters,
+        version=newest(metadata),
+    )
+
+
+def _read(name: str, key: str, text: str, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"Triton's model {name!r} has a `{key}` that is not readable ({error}): load it through Shoal again"
+        ) from error
+
+
+def _ports(tensors: tuple[Tensor, ...]) -> tuple[Port, ...]:
+    return tuple(Port(one.name, one.name, one.datatype, one.dims, axes=len(one.dims)) for one in tensors)

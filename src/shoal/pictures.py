@@ -1,0 +1,87 @@
+"""Pictures of whoever runs this process: files on their own disk, and pictures that Pillow holds.
+
+For the command line and for Python, where the caller's files are the caller's to name. A server never opens one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from shoal.errors import InvalidValue
+from shoal.types import Image
+
+if TYPE_CHECKING:
+    from PIL import Image as pillow
+
+Picture: TypeAlias = "Image | bytes | os.PathLike[str] | pillow.Image"
+"""What stands for a picture in Python: the bytes of its file, where that file is, or one that Pillow holds."""
+
+FORMATS: Final = "JPEG, PNG, WebP, GIF or BMP"
+
+_HEAD: Final = 12
+_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
+
+
+def picture_of(given: object) -> Image | Path | None:
+    """The picture that an argument of a Python call is, or the file to read it from; None where it is none. A picture
+    of Pillow's is taken as its pixels stand. Raises InvalidValue for one that cannot be written."""
+    if isinstance(given, Image):
+        return given
+    if isinstance(given, bytes | bytearray | memoryview):
+        return Image(bytes(given))
+    if isinstance(given, os.PathLike):
+        return Path(os.fsdecode(given))
+    drawn = sys.modules.get("PIL.Image")  # nobody has a picture of Pillow's without it
+    return _written(given) if drawn is not None and isinstance(given, drawn.Image) else None
+
+
+def read_picture(path: Path) -> Image:
+    """The whole file; what it holds is for the model to judge. Raises InvalidValue where it cannot be read."""
+    try:
+        return Image(path.read_bytes())
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def check_picture(path: Path) -> Path | Image:
+    """Whether there is a file that begins like a picture, to be known before long work; a pipe, which can be read once,
+    is read here. Raises InvalidValue, naming it."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            read = read_picture(path)
+            check_head(read.data, str(path))
+            return read
+        with path.open("rb") as file:
+            check_head(file.read(_HEAD), str(path))
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return path
+
+
+def check_head(head: bytes, name: str) -> None:
+    """Raises InvalidValue unless bytes begin as a file of one of FORMATS does."""
+    if not head:
+        raise InvalidValue(f"{name} is empty: give a {FORMATS} file")
+    if not (head.startswith(_STARTS) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")):
+        raise InvalidValue(f"{name} is no picture: give a {FORMATS} file")
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidValue:
+    return InvalidValue(f"{path} cannot be read: {error.strerror or error}")
+
+
+def _written(picture: pillow.Image) -> Image:
+    """Without loss, and hardly compressed: it is read again at once."""
+    file = io.BytesIO()
+    try:
+        picture.save(file, "PNG", compress_level=1)
+    except (OSError, ValueError) as error:
+        raise InvalidValue(
+            f"the picture of mode {picture.mode} cannot be handed over ({error}): convert it with .convert('RGB')"
+        ) from None
+    return Image(file.getvalue())

@@ -1,0 +1,169 @@
+"""The bodies of the `infer` surface: JSON, or a form whose files are pictures; both become the same structs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import orjson
+
+from shoal.errors import InvalidValue, Malformed, WrongType
+from shoal.surfaces import _multipart, _wire
+from shoal.surfaces._fields import Fields
+from shoal.surfaces._infer_errors import Unfit, UnknownField
+from shoal.surfaces._request import Request
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+PICTURE: Final = "image"
+HEADERS: Final = ("image_download_headers", "imageDownloadHeaders")
+
+_LONGEST_LOOK = 65_536
+_LONGEST_HEADERS = 32_768
+_OTHER_FIELDS = 16
+_SHOWN = 64
+
+
+class Body(Generic[T]):
+    """Decodes one type of body. The name may stand under `name`, as the original's later versions call it.
+
+    `lists` are the fields that may hold long lists, of which no more than `limit` + 1 entries come back.
+    """
+
+    def __init__(self, kind: type[T], lists: tuple[str, ...] = (), limit: int = 0) -> None:
+        self._decode = Fields(kind, "infer", lists, limit)
+
+    async def __call__(self, body: bytes) -> T:
+        """Raises Unfit, Malformed, TooLong and, for headers that are too long, InvalidValue."""
+        if len(body) > _wire.LARGE:
+            _check_headers(body)
+            await asyncio.sleep(0)
+        try:
+            return await self._decode(body)
+        except WrongType as error:
+            if isinstance(error, _wire.FieldError) and error.missing and error.at == "model_name":
+                await asyncio.sleep(0)
+                name = _name_in(body)
+                await asyncio.sleep(0)
+                if name is not None:
+                    return await self(b'{"model_name":%b,%b' % (orjson.dumps(name), body.lstrip()[1:]))
+            # A second look at the body costs, and who sends much of it is no person who tries things out.
+            found = _wire.plain(body) if len(body) <= _LONGEST_LOOK else None
+            raise Unfit(error, found) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """`pictures`: a text (URL, data URI, base64) or the bytes of a file each, in the order of the body; None: the body
+    has no such field. `body.image` is not to be looked at."""
+
+    body: T
+    pictures: Sequence[str | bytes] | None
+
+
+class PictureBody(Generic[T]):
+    """Decodes one type of body with the field `image` from JSON or from a form."""
+
+    def __init__(self, kind: type[T], lists: tuple[str, ...], limit: int) -> None:
+        self._kind = kind
+        self._json = Body(kind, lists, limit)
+        self._lists = frozenset(lists)
+        self._known = frozenset({*kind.__struct_encode_fields__, "name"})
+        self._most = len(lists) * limit + _OTHER_FIELDS
+
+    async def __call__(self, request: Request) -> Asked[T]:
+        """Raises what Body raises, and TooManyInputs for a form of too many parts."""
+        content_type = request.headers.get(b"content-type", b"")
+        if _multipart.is_form(content_type):
+            return self._of_form(await _multipart.parts_of(content_type, request.body, most=self._most))
+        body = await self._json(request.body)
+        given = getattr(body, PICTURE)
+        return Asked(body, [given] if isinstance(given, str) else given)
+
+    def _of_form(self, parts: Sequence[_multipart.Part]) -> Asked[T]:
+        fields: dict[str, Any] = {}
+        pictures: list[str | bytes] = []
+        for part in parts:
+            self._check_part(part, fields)
+            if part.name == PICTURE:
+                pictures.append(part.data if part.is_file else part.text())
+            elif part.name in self._lists:
+                fields.setdefault(part.name, []).append(part.text())
+            elif part.name in HEADERS:
+                fields[part.name] = _headers_of(part)
+            else:
+                fields[part.name] = part.text()
+        if "name" in fields:
+            fields.setdefault("model_name", fields.pop("name"))
+        if pictures:
+            fields[PICTURE] = [""] * len(pictures)
+        try:
+            return Asked(msgspec.convert(fields, self._kind, strict=False), pictures or None)
+        except msgspec.ValidationError as error:
+            raise _wire.refusal(error, b"") from None
+
+    def _check_part(self, part: _multipart.Part, fields: dict[str, Any]) -> None:
+        """Raises FieldError for a field that is not read, is there twice or is a file where none is read."""
+        name = part.name[:_SHOWN]
+        if part.name not in self._known:
+            reason = f"The form may hold {', '.join(sorted(self._known))}; rename this field or leave it out"
+            raise UnknownField(f"The field {name!r} is not read here. {reason}.", at=name, reason=reason)
+        if part.is_file and part.name != PICTURE:
+            reason = f"Only `{PICTURE}` may be a file; send this field without a filename"
+            raise _wire.FieldError(f"The field {name!r} is a file. {reason}.", at=name, reason=reason)
+        if part.name in fields and part.name not in self._lists:
+            reason = "Sent more than once; send this field once"
+            raise _wire.FieldError(f"The field {name!r} is there twice.", at=name, reason=reason)
+
+
+class _Head(msgspec.Struct):
+    snake: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADERS[0], default=msgspec.UNSET)
+    camel: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADERS[1], default=msgspec.UNSET)
+
+
+class _Named(msgspec.Struct):
+    name: str | None = None
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_NAMED = msgspec.json.Decoder(_Named)
+_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _check_headers(body: bytes) -> None:
+    """Raises InvalidValue for download headers that would take long to read, and are more than any fetch sends."""
+    try:
+        head = _HEAD.decode(body)
+    except _REFUSED:
+        return  # the decoder that comes next says what is wrong
+    for raw in (head.snake, head.camel):
+        if raw is not msgspec.UNSET and len(memoryview(raw)) > _LONGEST_HEADERS:
+            raise _too_long()
+
+
+def _headers_of(part: _multipart.Part) -> Any:
+    if len(part.data) > _LONGEST_HEADERS:
+        raise _too_long()
+    try:
+        return _wire.plain(part.data)
+    except Malformed as error:
+        raise _wire.FieldError(
+            f"'{part.name}' is not JSON: {error.message}",
+            at=part.name,
+            reason='Expected `object`: JSON such as {"authorization": "..."}',
+        ) from None
+
+
+def _too_long() -> InvalidValue:
+    return InvalidValue(f"{HEADERS[0]} have more than {_LONGEST_HEADERS} bytes; send fewer.", param=HEADERS[0])
+
+
+def _name_in(body: bytes) -> str | None:
+    """What stands under `name` in an object that is known to be JSON."""
+    try:
+        return _NAMED.decode(body).name
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,157 @@
+"""Bodies of multipart/form-data (RFC 7578) as parts: bounded in their number and in their headers, and never cut short.
+
+The bytes have been read, within the server's limit. They are taken apart in turns with the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from shoal.errors import Malformed, TooManyInputs
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+FORM: Final = b"multipart/form-data"
+
+HEADERS: Final = 8
+"""Of one part: a browser sends two, other clients three or four."""
+
+HEADER_BYTES: Final = 2048
+"""Of one header: a name and a file's name."""
+
+_TURN: Final = 32_768
+_LOOK: Final = 1_048_576
+_BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
+_ENCODINGS = {b"", b"7bit", b"8bit", b"binary"}
+_UNHEARD = logging.getLogger("shoal.http.multipart")
+_UNHEARD.setLevel(logging.CRITICAL + 1)  # what a client sent wrong is told to the client; it does not fill the log
+
+
+class BadForm(Malformed):
+    """The body is not the form that its content type says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`is_file`: it has a file's name, or says that it is a picture or bytes."""
+
+    name: str
+    data: bytes
+    is_file: bool = False
+
+    def text(self) -> str:
+        """Raises BadForm."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            raise BadForm(f"The field {self.name[:64]!r} is not UTF-8; send a file with a filename.") from None
+
+
+def is_form(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower() == FORM
+
+
+async def parts_of(content_type: bytes, body: bytes, *, most: int) -> list[Part]:
+    """The parts in their order, without the empty ones that browsers send for files that nobody chose.
+
+    Raises BadForm, and TooManyInputs for more than `most`.
+    """
+    found = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if _BOUNDARY.fullmatch(found) is None:
+        raise BadForm("The content type multipart/form-data names no boundary; let the HTTP client write that header.")
+    await _check_count(body, b"\r\n--" + found, most)
+    reading = _Reading()
+    parser = MultipartParser(found, reading.callbacks(), max_header_count=HEADERS, max_header_size=HEADER_BYTES)
+    parser.logger = _UNHEARD
+    try:
+        for start in range(0, len(body), _TURN):
+            if start:
+                await asyncio.sleep(0)
+            parser.write(body[start : start + _TURN])
+    except FormParserError as error:
+        raise BadForm(f"The body could not be read as multipart/form-data: {error}.") from None
+    if not reading.ended:
+        raise BadForm("The form ends before its last boundary: it was cut short; send it again.")
+    return reading.parts
+
+
+async def _check_count(body: bytes, delimiter: bytes, most: int) -> None:
+    """No part may hold its boundary (RFC 2046 5.1.1), and one that does so a million times takes seconds to read: each
+    counts. Raises TooManyInputs."""
+    count = 0
+    for start in range(0, len(body), _LOOK):
+        count += body.count(delimiter, start, start + _LOOK + len(delimiter) - 1)
+        if count > most:
+            raise TooManyInputs(f"The form has more than {most} parts; split the request.")
+        await asyncio.sleep(0)
+
+
+@dataclass(slots=True)
+class _Reading:
+    parts: list[Part] = field(default_factory=list)
+    ended: bool = False
+    begun: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    name: bytes = b""
+    value: bytes = b""
+    pieces: list[bytes] = field(default_factory=list)
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self.begin,
+            "on_header_field": self.of_name,
+            "on_header_value": self.of_value,
+            "on_header_end": self.header,
+            "on_part_data": self.of_data,
+            "on_part_end": self.part,
+            "on_end": self.end,
+        }
+
+    def begin(self) -> None:
+        self.begun += 1
+        self.headers, self.pieces = {}, []
+
+    def of_name(self, data: bytes, start: int, end: int) -> None:
+        self.name += data[start:end]
+
+    def of_value(self, data: bytes, start: int, end: int) -> None:
+        self.value += data[start:end]
+
+    def header(self) -> None:
+        self.headers[self.name.lower()] = self.value.strip()
+        self.name = self.value = b""
+
+    def of_data(self, data: bytes, start: int, end: int) -> None:
+        self.pieces.append(data[start:end])
+
+    def part(self) -> None:
+        kind, options = parse_options_header(self.headers.get(b"content-disposition", b""))
+        if kind != b"form-data" or not options.get(b"name"):
+            raise BadForm(
+                f"Part {self.begun - 1} of the form has no name; give it 'Content-Disposition: form-data; name=...'."
+            )
+        encoding = self.headers.get(b"content-transfer-encoding", b"").lower()
+        if encoding not in _ENCODINGS:
+            raise BadForm("A Content-Transfer-Encoding is not read here; send the bytes of a file as they are.")
+        try:
+            name = options[b"name"].decode()
+        except UnicodeDecodeError:
+            raise BadForm(f"The name of part {self.begun - 1} of the form is not UTF-8; encode it so.") from None
+        data = b"".join(self.pieces)
+        file = options.get(b"filename")
+        if file == b"" and not data:
+            return
+        content = self.headers.get(b"content-type", b"").lower()
+        is_file = file is not None or content.startswith((b"image/", b"application/octet-stream"))
+        self.parts.append(Part(name, data, is_file))
+
+    def end(self) -> None:
+        self.ended = True

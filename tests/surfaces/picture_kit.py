@@ -1,0 +1,44 @@
+"""Forms as clients send them, and the vectors that the fake model of pictures answers."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from shoal.backends.fake import tokens_of, vector_of
+from shoal.types import Image
+from tests.surfaces.family_kit import DIMENSION
+
+RED, BLUE = b"red picture " * 4, b"blue picture " * 4
+BOUNDARY = "----shoal7MA4YWxkTrZu0gW"
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+File = tuple[str, bytes]
+
+
+def inline(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
+
+
+def wanted(item: str | bytes, dimensions: int = DIMENSION) -> list[float]:
+    """The unit vector of a text or of a picture's bytes."""
+    given = Image(item) if isinstance(item, bytes) else item
+    raw = vector_of(tokens_of(given), DIMENSION)[:dimensions]
+    return [float(each) for each in (raw / np.linalg.norm(raw)).astype(np.float32)]
+
+
+def form(*fields: tuple[str, str | File]) -> bytes:
+    """A field is a text, or a file's name and its bytes."""
+    lines: list[bytes] = []
+    for name, value in fields:
+        file = f'; filename="{value[0]}"\r\nContent-Type: image/png' if isinstance(value, tuple) else ""
+        data = value[1] if isinstance(value, tuple) else value.encode()
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+        lines.append(head.encode() + data + b"\r\n")
+    return b"".join(lines) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)

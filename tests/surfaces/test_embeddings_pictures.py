@@ -1,0 +1,202 @@
+"""Pictures on /v1/embeddings, in the forms of Infinity, NIM, Jina, OpenAI's parts and vLLM."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import tokens_of, vector_of
+from shoal.types import Image
+from tests.surfaces.family_kit import CLIP, DIMENSION, EMBEDDER, family
+from tests.surfaces.pictures_kit import ONE, TWO, Album
+from tests.surfaces.surface_kit import Server
+
+FILE = b"the bytes of a picture, or nearly"
+DATA = f"data:image/png;base64,{base64.b64encode(FILE).decode()}"
+RAW = base64.b64encode(FILE).decode()
+SEEN, LINKED, OTHER = Image(FILE), Image(ONE.encode()), Image(TWO.encode())
+TEXT = "a group of fish"
+
+
+def unit(item: str | list[int] | Image) -> Any:
+    vector = vector_of(tokens_of(item), DIMENSION)
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture
+def album() -> Album:
+    return Album()
+
+
+@pytest.fixture
+async def server(album: Album) -> AsyncIterator[Server]:
+    async with family(EMBEDDER, CLIP, pictures=album.pictures()) as made:
+        yield made
+
+
+CASES: list[tuple[dict[str, Any], list[Any]]] = [
+    # Infinity
+    ({"input": DATA, "modality": "image"}, [SEEN]),
+    ({"input": [ONE, RAW, DATA], "modality": "image"}, [LINKED, SEEN, SEEN]),
+    ({"input": [TEXT], "modality": "text"}, [TEXT]),
+    ({"input": [DATA], "modality": None}, [DATA]),
+    # NIM
+    ({"input": [TEXT, DATA], "modality": ["text", "image"]}, [TEXT, SEEN]),
+    # Jina
+    ({"input": [{"text": TEXT}, {"image": ONE}, TEXT, {"image": RAW}]}, [TEXT, LINKED, TEXT, SEEN]),
+    ({"input": [{"text": TEXT, "image": None}, {"image_url": {"url": TWO}}]}, [TEXT, OTHER]),
+    ({"input": [{"image": ONE}, RAW], "modality": "image", "image_download_headers": None}, [LINKED, SEEN]),
+    # OpenAI's parts, and those of its responses
+    (
+        {"input": [{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}]},
+        [TEXT, SEEN],
+    ),
+    ({"input": [{"type": "input_image", "image_url": TWO}, {"type": "input_text", "text": TEXT}]}, [OTHER, TEXT]),
+    ({"input": [[7, 8], {"image": DATA}]}, [[7, 8], SEEN]),
+    # vLLM
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ONE}}]}]}, [LINKED]),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]}, [TEXT]),
+    ({"messages": [{"content": TEXT}]}, [TEXT]),
+    ({"messages": [{"content": []}, {"content": [{"image": DATA}]}]}, [SEEN]),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+@pytest.mark.parametrize(("said", "items"), CASES)
+async def test_forms(server: Server, path: str, said: dict[str, Any], items: list[Any]) -> None:
+    """Each input becomes its own vector, in order; tokens are those of the texts alone."""
+    answer = await server.call("POST", path, {"model": CLIP, **said})
+    found = answer.json()
+    assert answer.status == 200, found
+    assert [each["index"] for each in found["data"]] == list(range(len(items)))
+    assert np.allclose([each["embedding"] for each in found["data"]], [unit(each) for each in items], atol=1e-6)
+    tokens = sum(len(tokens_of(each)) for each in items if not isinstance(each, Image))
+    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def test_fields_of_vectors_hold_for_pictures(server: Server) -> None:
+    """`dimensions` and base64, as of texts."""
+    body = {"model": CLIP, "input": [{"image": DATA}], "dimensions": 2, "encoding_format": "base64"}
+    (entry,) = (await server.call("POST", "/v1/embeddings", body)).json()["data"]
+    cut = vector_of(tokens_of(SEEN), DIMENSION)[:2]
+    assert np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") == pytest.approx(cut / np.linalg.norm(cut))
+
+
+async def test_headers_reach_the_fetcher(server: Server, album: Album) -> None:
+    """Those of the client, with each URL once."""
+    headers = {"authorization": "Bearer x"}
+    body = {"model": CLIP, "input": [ONE, DATA, TWO], "modality": "image", "image_download_headers": headers}
+    assert (await server.call("POST", "/v1/embeddings", body)).status == 200
+    assert sorted(album.asked) == sorted([(ONE, headers), (TWO, headers)])
+
+
+async def test_a_long_picture(server: Server) -> None:
+    """Above the size that is decoded in one go, in every form."""
+    data = FILE * 100_000
+    uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    for said in (
+        {"input": uri, "modality": "image"},
+        {"input": [uri], "modality": ["image"]},
+        {"input": [{"type": "image_url", "image_url": {"url": uri}}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]},
+    ):
+        answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+        assert answer.status == 200, answer.body
+        assert answer.json()["data"][0]["embedding"] == pytest.approx(unit(Image(data)), abs=1e-6)
+
+
+PART = {"type": "image_url", "image_url": ONE}
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "words"),
+    [
+        ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "reads text alone"),
+        ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "reads text alone"),
+        ({"messages": [{"content": [PART]}], "model": EMBEDDER}, "input", "reads text alone"),
+        ({"input": [ONE] * 2049, "modality": "image"}, "input", "more than the 2048"),
+        ({"input": [{"image": ONE}] * 2049}, "input", "more than the 2048"),
+        ({"input": ONE, "modality": "audio"}, "modality", "'modality' is invalid"),
+        ({"input": [ONE], "modality": ["image", "image"]}, "modality", "names 2 inputs of 1"),
+        ({"input": [1, 2], "modality": "image"}, "input", "token ids"),
+        ({"input": [[1, 2]], "modality": ["image"]}, "input", "token ids"),
+        ({"input": [{"image": ONE}, 7]}, "input", "mixes"),
+        ({"input": [{"image": ONE}, [7], "a"]}, "input", "mixes"),
+        ({"input": [{"image": ONE}, ""]}, "input", "'input[1]' is empty"),
+        ({"input": [{"image": ONE, "text": "a"}]}, "input", "'input[0]' has several of"),
+        ({"input": [{"image": ONE, "image_url": ONE}]}, "input", "'input[0]' has several of"),
+        ({"input": ["a", {"type": "image_url"}]}, "input", "'input[1]' has no 'text' and no 'image'"),
+        ({"input": [{"type": "text", "image": ONE}]}, "input", "of the type text and holds something else"),
+        ({"input": [{"type": "image_url", "text": "a"}]}, "input", "of the type image_url and holds something else"),
+        ({"input": [{"type": "video_url", "text": "a"}]}, "input", "'input[0].type' is invalid"),
+        ({"input": [{"image": {"link": ONE}}]}, "input", "Missing required field 'input[0].image.url'"),
+        ({"input": [{"image": ONE}], "image_download_headers": 7}, "image_download_headers", "is invalid"),
+        ({"input": [{"image": ONE}], "image_download_headers": {"a": 7}}, "image_download_headers", "is invalid"),
+        ({"input": [{"image": ONE}], "int8": 1, "normalize": False, "output_dtype": "int8"}, "normalize", "int8"),
+        ({"messages": []}, "messages", "holds no text or picture"),
+        ({"messages": [{"content": [PART, PART]}]}, "messages", "holds more than one"),
+        ({"messages": [{"content": [PART]}, {"content": "a"}]}, "messages", "holds more than one"),
+        ({"messages": [{"content": ""}]}, "messages", "an empty text"),
+        ({"messages": [{"content": [{"type": "text"}]}]}, "messages", "'messages[0].content[0]' has no 'text'"),
+        ({"messages": [{"content": "a"}], "input": "a"}, "messages", "Both 'input' and 'messages'"),
+        ({"messages": [{"content": "a"}], "modality": "text"}, "modality", "of 'input'"),
+        ({}, "input", "Missing required field 'input'"),
+    ],
+)
+async def test_refused_before_anything_is_fetched(
+    server: Server, album: Album, said: dict[str, Any], param: str, words: str
+) -> None:
+    """The field at fault is named; no URL was asked for."""
+    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, param), error
+    assert words in error["message"]
+    assert not album.asked
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "told"),
+    [
+        ({"input": "", "modality": "image"}, "input", "'input[0]': the picture is empty"),
+        ({"input": [TEXT, {"image": DATA}, {"image": "/etc/passwd"}]}, "input", "'input[2].image': the text is no"),
+        ({"input": [{"image": DATA}, {"image_url": {"url": "ftp://a/b"}}]}, "input", "'input[1].image_url.url': "),
+        ({"messages": [{"content": [{"image": "nothing"}]}]}, "messages", "'messages[0].content[0].image': "),
+        ({"input": [TEXT, "nan-item", {"image": DATA}, ""]}, "input", "'input[3]' is empty"),
+    ],
+)
+async def test_a_picture_that_is_none_is_named(server: Server, said: dict[str, Any], param: str, told: str) -> None:
+    """As the client called it, whatever stands beside it."""
+    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, param), error
+    assert error["message"].startswith(told)
+
+
+async def test_too_much_in_all() -> None:
+    """A refusal of the whole list names no picture of it, and the fields of headers keep their name."""
+    async with family(CLIP, pictures=Album().pictures(max_bytes=40)) as server:
+        answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [ONE, TWO], "modality": "image"})
+        assert answer.json()["error"]["message"].startswith("the pictures of this request have more than 40 bytes")
+        assert answer.status == 400
+
+
+async def test_nothing_is_fetched_where_no_fetcher_is(album: Album) -> None:
+    """The default: a URL is refused, by its place; a picture inside the request is read."""
+    async with family(CLIP) as server:
+        refused = await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [{"image": ONE}]})
+        assert (refused.status, refused.json()["error"]["message"][:18]) == (400, "'input[0].image': ")
+        assert (await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [{"image": DATA}]})).status == 200
+
+
+async def test_a_model_of_pictures_alone(album: Album) -> None:
+    """A text beside a picture is refused before that is fetched."""
+    async with family(CLIP, pictures=album.pictures(), facts={"modalities": ("image",)}) as server:
+        body = {"model": CLIP, "input": [{"image": ONE}, "a"]}
+        answer = await server.call("POST", "/v1/embeddings", body)
+        assert (answer.status, "pictures alone" in answer.json()["error"]["message"]) == (400, True)
+        assert not album.asked
+        assert (await server.call("POST", "/v1/embeddings", {**body, "input": [{"image": ONE}]})).status == 200

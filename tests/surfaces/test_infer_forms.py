@@ -1,0 +1,215 @@
+"""Pictures as files of a form: what a browser, curl -F or a Python client uploads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.surfaces import Pictures
+from tests.surfaces.family_kit import CLIP, EMBEDDER, family
+from tests.surfaces.picture_kit import BLUE, BOUNDARY, FORM, RED, File, close, form, inline, wanted
+from tests.surfaces.surface_kit import Answer
+from tests.unit.fetching.kit import fetcher, http, url, web
+
+PATHS = ["/infer_image", "/embed_image", "/infer", "/classify_image"]
+A, B = ("a.png", RED), ("b.png", BLUE)
+
+
+async def upload(
+    path: str, *fields: tuple[str, str | File], body: bytes | None = None, headers: Any = None, **options: Any
+) -> Answer:
+    async with family(CLIP, EMBEDDER, **options) as server:
+        return await server.call("POST", path, body=form(*fields) if body is None else body, headers=headers or FORM)
+
+
+async def test_files() -> None:
+    """One or several, in their order."""
+    for files, pictures in (([A], [RED]), ([B, A, B], [BLUE, RED, BLUE])):
+        answer = await upload("/infer_image", ("model_name", CLIP), *(("image", file) for file in files))
+        assert answer.status == 200, answer.body
+        close(answer.json()["embedding"], [wanted(picture) for picture in pictures])
+
+
+async def test_files_and_texts_with_options() -> None:
+    """Each field of the JSON is a field of the form, repeated where it is a list."""
+    fields: list[tuple[str, str | File]] = [
+        ("name", CLIP),
+        ("text", "a cat"),
+        ("image", A),
+        ("text", "né"),
+        ("nDims", "2"),
+    ]
+    answer = await upload("/infer", *fields, ("normalize", "true"), ("pretrained", "laion2b"))
+    assert answer.status == 200, answer.body
+    close(answer.json()["text_embeddings"], [wanted("a cat", 2), wanted("né", 2)])
+    close(answer.json()["image_embeddings"], [wanted(RED, 2)])
+    answer = await upload("/infer", ("name", CLIP), ("image", A), ("normalize", "false"))
+    assert max(answer.json()["image_embeddings"][0]) > 1.0
+    answer = await upload("/infer", ("name", CLIP), ("text", "a cat"))
+    assert list(answer.json()) == ["text_embeddings", "processingTimeMs"]
+
+
+async def test_fields_that_are_no_files() -> None:
+    """A picture may be the text that JSON would hold, beside files; their order is that of the form."""
+    async with web() as host:
+        host.answer = http(BLUE)
+        answer = await upload(
+            "/infer_image",
+            ("model_name", CLIP),
+            ("image", A),
+            ("image", inline(BLUE)),
+            ("image", url(host)),
+            ("image", A),
+            ("image_download_headers", '{"x-token": "t"}'),
+            pictures=Pictures(fetcher(host)),
+        )
+        assert answer.status == 200, answer.body
+        close(answer.json()["embedding"], [wanted(each) for each in (RED, BLUE, BLUE, RED)])
+        assert "x-token: t" in host.requests[0]
+
+
+async def test_labels() -> None:
+    """A field for each."""
+    fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", A), ("labels", "cat"), ("labels", "dog")]
+    answer = await upload("/classify_image", *fields)
+    assert [len(row) for row in answer.json()["probabilities"]] == [2]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            [("model_name", CLIP), ("image", A), ("picture", B)],
+            {"type": "extra_forbidden", "loc": ["body", "picture"]},
+        ),
+        ([("model_name", CLIP), ("image", A), ("name", "x"), ("name", "y")], {"loc": ["body", "name"]}),
+        ([("model_name", ("m.txt", b"clip")), ("image", A)], {"loc": ["body", "model_name"]}),
+        ([("image", A), ("text", "a")][:1], {"type": "missing", "loc": ["body", "model_name"]}),
+        (
+            [("model_name", CLIP), ("image", A), ("image_download_headers", "{")],
+            {"type": "model_attributes_type", "loc": ["body", "image_download_headers"]},
+        ),
+        (
+            [("model_name", CLIP), ("image", A), ("image_download_headers", "[1]")],
+            {"type": "model_attributes_type", "loc": ["body", "image_download_headers"]},
+        ),
+    ],
+)
+async def test_forms_that_do_not_fit(path: str, fields: Any, problem: dict[str, Any]) -> None:
+    """422 in the shape of all other bodies: which field it is."""
+    answer = await upload(path, *fields)
+    assert answer.status == 422, answer.body
+    (found,) = answer.json()["detail"]
+    assert set(found) == {"type", "loc", "msg", "input"}
+    assert problem.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [("normalize", "maybe", "bool_type"), ("n_dims", "many", "int_type"), ("n_dims", "0", "int_type")],
+)
+async def test_values_of_the_wrong_type(name: str, value: str, kind: str) -> None:
+    """Texts of a form are read as what the field wants, or refused."""
+    answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), (name, value))
+    assert answer.status == 422
+    (found,) = answer.json()["detail"]
+    assert (found["loc"], found["type"]) == (["body", name], kind)
+
+
+async def test_a_form_without_a_picture() -> None:
+    """Missing where it is needed."""
+    answer = await upload("/infer_image", ("model_name", CLIP))
+    assert (answer.status, answer.json()["detail"][0]["loc"]) == (422, ["body", "image"])
+    answer = await upload("/infer", ("model_name", CLIP))
+    assert (answer.status, answer.json()["detail"][:25]) == (400, "There is nothing to embed")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (form(("model_name", CLIP), ("image", A))[:-4], FORM, "it was cut short; send it again"),
+        (form(("model_name", CLIP), ("image", A)), {"content-type": "multipart/form-data"}, "names no boundary"),
+        (b"{}", FORM, "could not be read as multipart/form-data"),
+        (b"", FORM, "it was cut short"),
+    ],
+)
+async def test_broken_forms(path: str, body: bytes, headers: Any, says: str) -> None:
+    """422, and the kind says that it is the form."""
+    answer = await upload(path, body=body, headers=headers)
+    assert answer.status == 422, answer.body
+    (found,) = answer.json()["detail"]
+    assert (found["type"], says in found["msg"]) == ("multipart_invalid", True)
+
+
+async def test_routes_that_read_no_form() -> None:
+    """415, which says what to send: of texts alone a form would be no help; and no other multipart is read."""
+    fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("text", "a")]
+    assert (await upload("/infer_text", *fields)).status == 415
+    answer = await upload("/infer", *fields, headers={"content-type": f"multipart/mixed; boundary={BOUNDARY}"})
+    assert (answer.status, "application/json" in answer.json()["detail"]) == (415, True)
+
+
+async def test_bounds() -> None:
+    """Of a file, of headers, of pictures and of parts; an error names the picture by its place among all of them."""
+    small = Pictures(max_bytes=100)
+    fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", inline(RED)), ("image", ("x", b"x" * 101))]
+    answer = await upload("/infer_image", *fields, pictures=small)
+    detail = "Invalid image. input 1: the picture has 101 bytes, of 100 at most: send a smaller one"
+    assert (answer.status, answer.json()) == (400, {"detail": detail})
+    answer = await upload("/infer_image", ("model_name", CLIP), ("image", ("x", b"x" * 101)), pictures=small)
+    assert answer.json()["detail"].startswith("Invalid image. the picture has 101 bytes")
+    headers = ("image_download_headers", '{"a": "' + "x" * 40_000 + '"}')
+    answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), headers)
+    assert (answer.status, "more than 32768 bytes" in answer.json()["detail"]) == (400, True)
+    for count, says in ((4, "more than the 3 pictures"), (40, "more than 19 parts")):
+        answer = await upload("/infer_image", ("model_name", CLIP), *[("image", A)] * count, max_inputs=3)
+        assert (answer.status, says in answer.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("order", "place"), [(["file", "bad", "file"], 1), (["file", "good", "bad"], 2), (["bad", "good", "file"], 0)]
+)
+async def test_a_bad_text_among_files_is_named_by_its_place(order: list[str], place: int) -> None:
+    """The place is that in the form, not that among the texts."""
+    given: dict[str, str | File] = {"file": A, "good": inline(RED), "bad": "/etc/passwd"}
+    answer = await upload("/infer_image", ("model_name", CLIP), *(("image", given[each]) for each in order))
+    assert answer.status == 400
+    assert answer.json()["detail"].startswith(f"Invalid image. input {place}: ")
+
+
+async def test_a_model_without_pictures() -> None:
+    """In the same words as for JSON."""
+    answer = await upload("/infer_image", ("model_name", EMBEDDER), ("image", A))
+    detail = f"Model {EMBEDDER} with checkpoint None does not support image inference."
+    assert (answer.status, answer.json()) == (400, {"detail": detail})
+
+
+WHOLE = form(("model_name", CLIP), ("text", "a"), ("image", A), ("image", inline(BLUE)), ("normalize", "1"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(start=st.integers(0, len(WHOLE)), stop=st.integers(0, len(WHOLE)), more=st.binary(max_size=8))
+def test_any_damage_is_answered_in_the_dialect(start: int, stop: int, more: bytes) -> None:
+    """Cut at both ends and with bytes put in between: 200, or a 4xx with its detail."""
+    body = WHOLE[:stop] + more + WHOLE[stop + start :]
+    answer = asyncio.run(upload("/infer", body=body))
+    assert answer.status in {200, 400, 422}, answer.body
+    if answer.status != 200:
+        assert isinstance(answer.json()["detail"], list) == (answer.status == 422)
+
+
+async def test_forms_are_in_the_document() -> None:
+    """Beside the JSON, on the routes that read them; a picture there is a file."""
+    async with family(CLIP) as server:
+        made = (await server.call("GET", "/openapi.json")).json()
+        for path, item in made["paths"].items():
+            content = item.get("post", {}).get("requestBody", {}).get("content", {})
+            assert ("multipart/form-data" in content) == (path in PATHS)
+        fields = made["components"]["schemas"]["InferForm"]["properties"]
+        assert fields["image"]["items"]["format"] == "binary"

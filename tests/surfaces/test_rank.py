@@ -1,0 +1,183 @@
+"""POST /rank: texts in the order in which they fit a picture."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake import tokens_of, vector_of
+from shoal.core.contrast import compared
+from shoal.errors import Overloaded
+from shoal.specs import ContrastSpec
+from shoal.types import Image
+from tests.surfaces.family_kit import CLASSIFIER, CLIP, CONTRAST, DIMENSION, EMBEDDER, family
+from tests.surfaces.pictures_kit import ONE, TWO, Album
+from tests.surfaces.surface_kit import Server, Told, serve
+
+TEXTS = ["a cat", "a dog", "a red square", "a shoal of fish at noon"]
+RANK = {"model": CLIP, "image": ONE, "texts": TEXTS}
+LINKED, OTHER = Image(ONE.encode()), Image(TWO.encode())
+TOKENS = sum(len(tokens_of(each)) for each in TEXTS)
+
+
+def vectors(*items: str | Image) -> Any:
+    return np.stack([vector_of(tokens_of(each), DIMENSION) for each in items])
+
+
+def expected(picture: Image, contrast: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
+    """By the score, the best first."""
+    cosine, scores = compared(vectors(picture), vectors(*TEXTS), contrast)
+    rows = zip(range(len(TEXTS)), TEXTS, cosine[0].tolist(), scores[0].tolist(), strict=True)
+    entries = [dict(zip(("index", "text", "cosine", "score"), row, strict=True)) for row in rows]
+    return sorted(entries, key=lambda entry: -entry["score"])
+
+
+def same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
+    assert [(each["index"], each["text"]) for each in found] == [(each["index"], each["text"]) for each in wanted]
+    numbers = [[each[name] for name in ("cosine", "score")] for each in (*found, *wanted)]
+    return np.allclose(numbers[: len(found)], numbers[len(found) :], atol=1e-5)
+
+
+@pytest.fixture
+def album() -> Album:
+    return Album()
+
+
+@pytest.fixture
+async def server(album: Album) -> AsyncIterator[Server]:
+    async with family(EMBEDDER, CLASSIFIER, CLIP, pictures=album.pictures()) as made:
+        yield made
+
+
+async def test_rank(server: Server, album: Album) -> None:
+    """The best text first, with its place, cosine and share; headers go along with the URL."""
+    headers = {"authorization": "Bearer x"}
+    answer = await server.call("POST", "/rank", {**RANK, "image_download_headers": headers})
+    said = answer.json()
+    assert answer.status == 200, said
+    assert list(said) == ["model", "activation", "results", "usage"]
+    assert (said["model"], said["activation"]) == (CLIP, "softmax")
+    assert same(said["results"], expected(LINKED))
+    assert sum(each["score"] for each in said["results"]) == pytest.approx(1)
+    assert said["usage"] == {"prompt_tokens": TOKENS, "total_tokens": TOKENS}
+    assert album.asked == [(ONE, headers)]
+    assert int(answer.headers["x-shoal-batch-size"]) >= 1
+
+
+async def test_several_pictures(server: Server) -> None:
+    """A ranking for each, in their order, each by itself; a URL bare and in an object."""
+    body = {"model": CLIP, "images": [{"url": TWO}, ONE], "texts": TEXTS, "top_n": 2}
+    said = (await server.call("POST", "/rank", body)).json()
+    assert list(said) == ["model", "activation", "images", "usage"]
+    assert [each["index"] for each in said["images"]] == [0, 1]
+    for each, picture in zip(said["images"], (OTHER, LINKED), strict=True):
+        assert same(each["results"], expected(picture)[:2])
+    assert said["usage"]["total_tokens"] == TOKENS
+
+
+async def test_many_texts(server: Server) -> None:
+    """More than are written at once, and a text above the size that is decoded in one go."""
+    texts = [f"text {at}" for at in range(200)] + ["word " * 20_000]
+    answer = await server.call("POST", "/rank", {**RANK, "texts": texts})
+    said = answer.json()
+    assert answer.status == 200, said
+    assert sorted(each["index"] for each in said["results"]) == list(range(201))
+    scores = [each["score"] for each in said["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer.headers["x-shoal-truncated"] == "1"
+
+
+async def test_sigmoid() -> None:
+    """SigLIP's scores do not add up to anything; the order is that of the cosines."""
+    contrast = ContrastSpec(scale=8.0, bias=-6.0, activation="sigmoid")
+    async with family(CLIP, pictures=Album().pictures(), facts={"contrast": contrast}) as server:
+        said = (await server.call("POST", "/rank", RANK)).json()
+    assert said["activation"] == "sigmoid"
+    assert same(said["results"], expected(LINKED, contrast))
+
+
+async def test_the_model_that_nobody_names(server: Server) -> None:
+    """The first that compares pictures with texts, before the default that embeds."""
+    answer = await server.call("POST", "/rank", {"image": ONE, "texts": TEXTS, "model": None, "top_n": 0})
+    assert (answer.status, answer.json()["model"], len(answer.json()["results"])) == (200, CLIP, 4)
+
+
+@pytest.mark.parametrize(("names", "status"), [([EMBEDDER], 400), ([CLASSIFIER], 400)])
+async def test_no_model_that_could(names: list[str], status: int) -> None:
+    """What to serve is said."""
+    async with family(*names) as server:
+        answer = await server.call("POST", "/rank", {"image": ONE, "texts": TEXTS})
+    assert (answer.status, answer.json()["error"]["param"]) == (status, "model")
+    assert "CLIP, SigLIP" in answer.json()["error"]["message"]
+
+
+async def test_no_model_at_all() -> None:
+    server = serve()
+    server.gateway.registry.remove(server.model)
+    answer = await server.call("POST", "/rank", {"image": ONE, "texts": TEXTS})
+    assert answer.status == 404, answer.body
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "param", "words"),
+    [
+        ({"model": "nobody"}, 404, "model", "does not exist"),
+        ({"model": EMBEDDER}, 400, "model", "does not compare pictures with texts"),
+        ({"model": CLASSIFIER}, 400, "model", "does not compare pictures with texts"),
+        ({"image": None}, 400, "image", "Missing required field 'image' (or 'images')"),
+        ({"images": [ONE]}, 400, "images", "Both 'image' and 'images'"),
+        ({"image": None, "images": []}, 400, "images", "'images' is an empty list"),
+        ({"texts": []}, 400, "texts", "'texts' is an empty list"),
+        ({"texts": ["a", ""]}, 400, "texts", "'texts[1]' is empty"),
+        ({"texts": "a"}, 400, "texts", "'texts' is invalid"),
+        ({"texts": None}, 400, "texts", "'texts' is invalid"),
+        ({"texts": ["a"] * 2048}, 400, "texts", "more than the 2048"),
+        ({"image": None, "images": [ONE] * 300, "texts": ["a"] * 300}, 400, "images", "65536 pairs"),
+        ({"top_n": -1}, 400, "top_n", "'top_n' is invalid"),
+        ({"image_download_headers": []}, 400, "image_download_headers", "is invalid"),
+    ],
+)
+async def test_refused_before_anything_is_fetched(
+    server: Server, album: Album, said: dict[str, Any], status: int, param: str, words: str
+) -> None:
+    answer = await server.call("POST", "/rank", {**RANK, **said})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (status, param), error
+    assert words in error["message"]
+    assert not album.asked
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"image": "/etc/passwd"}, "'image': the text is no picture"),
+        ({"image": {"url": ""}}, "'image.url': the picture is empty"),
+        ({"image": None, "images": [ONE, "?"]}, "'images[1]': "),
+        ({"texts": ["a", "reject-item"]}, "text 1: "),
+    ],
+)
+async def test_what_is_wrong_is_named(server: Server, said: dict[str, Any], told: str) -> None:
+    """Pictures and texts are counted by themselves."""
+    answer = await server.call("POST", "/rank", {**RANK, **said})
+    assert (answer.status, answer.json()["error"]["message"].startswith(told)) == (400, True), answer.body
+
+
+@pytest.mark.parametrize(("modality", "words"), [("text", "reads text alone"), ("image", "pictures alone")])
+async def test_one_tower_cannot_compare(album: Album, modality: str, words: str) -> None:
+    """A model of which one half is loaded is told from one that never could."""
+    async with family(CLIP, pictures=album.pictures(), facts={"modalities": (modality,)}) as server:
+        answer = await server.call("POST", "/rank", RANK)
+    assert (answer.status, words in answer.json()["error"]["message"]) == (400, True), answer.body
+    assert not album.asked
+
+
+async def test_a_full_queue() -> None:
+    """As everywhere: 429, and when to come again."""
+    runner = Told(error=Overloaded("full", retry_after=3))
+    runner.facts = replace(runner.facts, modalities=("text", "image"), contrast=CONTRAST)
+    answer = await serve(runner).call("POST", "/rank", {"image": "data:,x", "texts": ["a"]})
+    assert (answer.status, answer.headers["retry-after"]) == (429, "3")
