@@ -25,6 +25,7 @@ from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
 from shoal.models.address import Address, parse_address
 from shoal.models.as_published import check_folder
 from shoal.models.export import Exported, can_export, export
+from shoal.models.export_towers import ExportedTowers, can_export_towers, export_towers
 from shoal.models.manifest import Verdict
 from shoal.models.prepare import SOURCE, Ways, prepare
 from shoal.models.progress import Progress, Stop
@@ -114,12 +115,23 @@ def _ways(settings: Settings) -> Ways:
             timeout_s=settings.convert_timeout_s,
         )
 
+    def exported_towers(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportedTowers:
+        return export_towers(
+            folder,
+            into,
+            progress=progress,
+            stop=stop,
+            max_memory_mb=settings.convert_max_memory_mb,
+            timeout_s=settings.convert_timeout_s,
+        )
+
     try:
         folders = choose(settings.engine) in FOLDER_ENGINES
     except MissingExtra:  # models may be fetched before an engine is installed
         folders = False
     able = settings.convert == "auto" and can_export()
-    return Ways(exported if able else None, folders=folders)
+    pictured = settings.convert == "auto" and can_export_towers()
+    return Ways(exported if able else None, folders=folders, towers=exported_towers if pictured else None)
 
 
 def graph_engine(engine: str) -> str:

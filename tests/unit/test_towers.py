@@ -20,16 +20,13 @@ from shoal.config import load
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts
 from shoal.errors import InvalidValue, ModelFailed, ShoalError
-from shoal.models.contract.towers import read_towers
 from shoal.models.store import Store
-from shoal.models.tower_reference import embed_pictures, embed_texts
 from shoal.models.verify import min_cosine
-from shoal.pipelines.image import ImagePipeline
-from shoal.pipelines.tokenizer import TextTokenizer
-from shoal.types import Array, Context, Embed, Embedded, Image, Item
+from shoal.types import Context, Embed, Embedded, Image, Item
 from tests.unit.models.engines import RUNS
 from tests.unit.models.tower_checkpoints import FAMILIES, towers
 from tests.unit.pipelines.image.pictures import pictures
+from tests.unit.towers_kit import expected
 
 PICTURES = [Image(data) for data in pictures().values()]
 TEXTS = ["a cat", "cats, dogs! and so on and on for longer than the model reads", "b"]
@@ -75,27 +72,6 @@ def facts_of(gateway: Gateway) -> ModelFacts:
 async def embed(gateway: Gateway, inputs: Sequence[Item], **fields: Any) -> Embedded:
     context = Context(id="r", deadline=time.monotonic() + 30)
     return await gateway.run(Embed(model="m", inputs=list(inputs), **fields), context)  # type: ignore[arg-type]
-
-
-def expected(folder: Path, inputs: Sequence[Item]) -> Array:
-    """By the numpy passes, one input after the other."""
-    read = read_towers(folder)
-    tokenizer = TextTokenizer(folder, "tokenizer.json", cleaning=read.text_spec.cleaning)
-    pipeline = ImagePipeline(read.image_spec)
-    rows = []
-    for item in inputs:
-        if isinstance(item, Image):
-            values = pipeline._preprocessing.values(pipeline._preprocessing.pixels(item.data))
-            rows.append(embed_pictures(folder, read, values[None])[0])
-            continue
-        assert isinstance(item, str)
-        (fitted,) = tokenizer.fit_each([item], ["right"], read.text_spec.max_tokens)
-        assert not isinstance(fitted, ShoalError)
-        ids = list(fitted.ids)
-        ids += [read.text_spec.pad_id] * (read.text_spec.pad_to - len(ids))
-        rows.append(embed_texts(folder, read, [np.array(ids, np.int64)])[0])
-    vectors = np.stack(rows)
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

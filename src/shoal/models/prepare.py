@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,12 +23,13 @@ from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import CONVERT, is_pickle, is_weights
+from shoal.models.sources.select import CONVERT, CONVERT_IMAGES, is_pickle, is_weights
 from shoal.models.store import Store, Stored
 from shoal.specs import ContrastSpec, TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert import Converted
+    from shoal.models.export_towers import ExportedTowers
     from shoal.models.verify import Run
 
 SOURCE = "source"
@@ -37,14 +38,24 @@ OpenGraph: TypeAlias = "Callable[[Path], Run]"
 """Opens a graph's file on an engine, in f32, to be run a few times."""
 
 
+class ExportTowers(Protocol):
+    """Writes the graphs of a model of open_clip or timm into a folder, as `export_towers.export_towers` does."""
+
+    def __call__(
+        self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, /
+    ) -> ExportedTowers: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
     """What may be done with what Shoal cannot read itself. Weights that are pickles, and architectures that it has no
-    graph for: `export` them. An architecture may also be left as it is, where the engine runs a model's own `folders`.
+    graph for: `export` them, and those that read pictures by `towers`. An architecture may also be left as it is, where
+    the engine runs a model's own `folders`.
     """
 
     export: Export | None = None
     folders: bool = False
+    towers: ExportTowers | None = None
 
 
 def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by name
@@ -173,9 +184,10 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
 def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
     folder = fetched.folder
     from shoal.models.contract.towers import has_towers
+    from shoal.models.export_towers import library_of
 
-    if has_towers(folder):
-        return _towers(folder, target, engine, steps)
+    if has_towers(folder) or library_of(folder) is not None:
+        return _pictured(folder, target, engine, steps, ways)
     try:
         return _of(*_convert(folder, target, engine, steps))
     except ModelFileError as error:
@@ -253,6 +265,44 @@ def _convert(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps
 
     converted, found = convert_checked(folder, target, check, progress=steps)
     return converted, Verdict(found.text, found.min_cosine)
+
+
+def _pictured(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
+    """A model that takes pictures: its towers built here, or exported where Shoal has no graph for them."""
+    reason = _unbuilt(folder)
+    if reason is None:
+        return _towers(folder, target, engine, steps)
+    if ways.towers is None:
+        raise reason
+    steps.note("Shoal has no graph for these towers: PyTorch exports them, which may take minutes")
+    found = ways.towers(folder, target, steps, steps.stop)
+    return _Made(
+        graph=found.graph or found.image_graph,
+        source="exported",
+        parameters=found.parameters,
+        conversion=found.words,
+        text=found.text,
+        image=ImagePart(graph=found.image_graph, spec=found.image, verification=found.image_verification),
+        contrast=found.contrast,
+        verdict=found.text_verification if found.graph else found.image_verification,
+    )
+
+
+def _unbuilt(folder: Path) -> ModelFileError | None:
+    """Why the model's architecture, and not something else in its files, is what Shoal cannot build."""
+    from shoal.models.contract.open_clip import unbuilt
+    from shoal.models.contract.towers import read_towers
+    from shoal.models.export_towers import TIMM_CONFIG, library_of
+
+    library = library_of(folder)
+    if library == "timm":
+        message = f"is a model of timm's, which Shoal has no graph for: {CONVERT_IMAGES}"
+        return ModelFileError(message, file=TIMM_CONFIG, key="architecture")
+    try:
+        read_towers(folder)
+    except ModelFileError:
+        return unbuilt(folder) if library == "open_clip" else None
+    return None
 
 
 def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:

@@ -17,7 +17,7 @@ from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.tower_tokenizer import CLEANS, Clean, read_tower_tokenizer
 from shoal.models.contract.towers import ImageTower, TextTower, TowerFamily, Towers, text_spec
 from shoal.models.contract.types import Activation
-from shoal.models.sources.select import CONVERT
+from shoal.models.sources.select import CONVERT_IMAGES
 from shoal.models.sources.select import OPEN_CLIP as CONFIG
 from shoal.specs import ImageSpec
 
@@ -148,9 +148,16 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
 
 
 def unbuilt(folder: Path, path: str = "") -> ModelFileError | None:
-    """Why the architecture in `folder / path` is not built here, for whoever can have it converted; None where it is,
-    whatever else may be wrong. Raises ModelFileError for a file that cannot be read at all."""
-    return _unbuilt(_config(folder, path))
+    """Why the architecture in `folder / path` is not built here, or not as it is stated, for whoever can have it
+    converted; None where it is, whatever else may be wrong. Raises ModelFileError for a file that cannot be read at
+    all."""
+    _config(folder, path)
+    try:
+        read_open_clip(folder, path)
+    except ModelFileError as error:
+        # Of the refusals, those for the architecture's sake name the conversion as their next step.
+        return error if CONVERT_IMAGES in error.message else None
+    return None
 
 
 def _config(folder: Path, path: str) -> JsonFile:
@@ -177,7 +184,7 @@ def _only(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | No
     known = read | _UNUSED | frozenset(plain or ())
     for key in section.data:
         if key.removeprefix(f"{part}.") not in known:
-            raise section.refuse(key, f"unknown key, which may change the vectors; {CONVERT}")
+            raise section.refuse(key, f"unknown key, which may change the vectors; {CONVERT_IMAGES}")
 
 
 def _unbuilt(config: JsonFile) -> ModelFileError | None:
@@ -221,7 +228,8 @@ def _other_tokens(text: JsonFile) -> ModelFileError | None:
 
 def _foreign(section: JsonFile, key: str, what: str) -> ModelFileError:
     return section.refuse(
-        key, f"{what} is not built here, where CLIP with a plain ViT and SigLIP are: {CONVERT}, or choose one of these"
+        key,
+        f"{what} is not built here, where CLIP with a plain ViT and SigLIP are: choose one, or {CONVERT_IMAGES}",
     )
 
 

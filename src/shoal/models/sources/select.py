@@ -46,6 +46,11 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 CONVERT = "have PyTorch convert it (the 'convert' extra; in the clone: pip install -e '.[convert]')"
 """The next step for what only PyTorch reads."""
 
+CONVERT_IMAGES = (
+    "have PyTorch convert it (the 'convert-images' extra; in the clone: pip install -e '.[convert-images]')"
+)
+"""The same for models that read pictures."""
+
 
 def is_weights(name: str) -> bool:
     """Whether a chosen file holds weights, or a graph with them."""

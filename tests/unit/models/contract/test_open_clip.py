@@ -173,7 +173,7 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str
     """With the way that is left, and so that it can be told from a broken file."""
     message = refused(open_clip(tmp_path, model=model))
     assert message.startswith(f"{CONFIG}: model_cfg.{key}: {what}")
-    assert "the 'convert' extra" in message
+    assert "the 'convert-images' extra" in message
     found = unbuilt(tmp_path)
     assert found is not None
     assert found.message == message

@@ -1,0 +1,130 @@
+"""The example of the original open CLIP inference server, as its README prints it but for the host of the pictures, on
+a tiny model with real towers: by `shoal serve`, and by the preset that takes that server's place, with a real Triton."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.models.verify import min_cosine
+from shoal.types import Image, Item
+from tests.integration.server_kit import Server, ShoalServer
+from tests.integration.triton_kit import PATIENCE_S, Triton
+from tests.unit.pipelines.image.pictures import drawn, saved, turned
+from tests.unit.towers_kit import expected, vit_b_32
+
+PAIR = "ViT-B-32/laion2b_s34b_b79k"
+NAMED = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
+TITLE = "Model ViT-B-32 with checkpoint laion2b_s34b_b79k"
+TEXTS = ["I am a sentence.", "I am another sentence.", "I am a third sentence."]
+FILES = {"/image1.jpg": turned(6), "/image2.jpg": saved(drawn(320, 240, 2), "JPEG", quality=90)}
+PICTURES = [Image(data) for data in FILES.values()]
+
+
+class Pictures(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        data = FILES.get(self.path)
+        self.send_response(404 if data is None else 200)
+        self.send_header("content-length", str(len(data or b"")))
+        self.end_headers()
+        self.wfile.write(data or b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """The host and port that serve the two pictures."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """A shoal.toml, where the server looks for it, that says which files have the example's name; the model's folder."""
+    folder = vit_b_32(tmp_path / "clip")
+    (tmp_path / "shoal.toml").write_text(f'[models."{PAIR}"]\nbackends = ["file:{folder}"]\nprecision = "f32"\n')
+    return folder
+
+
+def said(server: Server, path: str, **body: Any) -> tuple[int, Any]:
+    status, _, content = server.request("POST", path, body)
+    return status, json.loads(content)
+
+
+def listed(server: Server) -> list[str]:
+    return list(json.loads(server.request("GET", "/loaded_models")[2])["models"])
+
+
+def agree(rows: list[list[float]], folder: Path, inputs: list[Item]) -> None:
+    assert min_cosine(np.array(rows, np.float32), expected(folder, inputs)) >= 0.9999
+
+
+def example(server: Server, folder: Path, host: str) -> None:
+    """Its requests, one after the other, and what each must answer."""
+    urls = [f"http://{host}{path}" for path in FILES]
+    both = {**NAMED, "text": TEXTS, "image": urls}
+    status, answer = said(server, "/infer", **both)
+    assert (status, answer["detail"].startswith(f"{TITLE} is not loaded.")) == (400, True)
+
+    loaded = said(server, "/load_clip_model", **NAMED)
+    assert loaded == (200, {"message": f"{TITLE} loaded successfully."}), server.log.read_text()
+    assert said(server, "/load_clip_model", **NAMED) == (200, {"message": f"{TITLE} is already loaded."})
+    assert listed(server) == [PAIR]
+
+    status, answer = said(server, "/infer", **both)
+    assert status == 200, answer
+    assert set(answer) == {"text_embeddings", "image_embeddings", "processingTimeMs"}
+    agree(answer["text_embeddings"], folder, [*TEXTS])
+    agree(answer["image_embeddings"], folder, [*PICTURES])
+    assert not np.allclose(*answer["image_embeddings"], atol=0.01)
+
+    status, answer = said(server, "/infer_text", **NAMED, text=TEXTS[0])
+    assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
+    agree(answer["embedding"], folder, [TEXTS[0]])
+    for image, pictures in ((urls[0], PICTURES[:1]), (urls, PICTURES)):
+        status, answer = said(server, "/infer_image", **NAMED, image=image)
+        assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
+        agree(answer["embedding"], folder, [*pictures])
+    status, answer = said(server, "/infer_image", **NAMED, image="http://example.com/image.jpg")
+    assert (status, "image_hosts" in answer["detail"]) == (400, True)
+
+    assert said(server, "/unload_model", **NAMED) == (200, {"message": f"{TITLE} unloaded successfully."})
+    assert listed(server) == []
+    assert said(server, "/infer", **both)[0] == 400
+    assert said(server, "/delete_model", **NAMED) == (200, {"message": f"{TITLE} deleted successfully."})
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_the_example(shoal_server: ShoalServer, configured: Path, host: str, tmp_path: Path) -> None:
+    server = shoal_server([], "--no-default-model", "--home", str(tmp_path / "home"), "--image-hosts", host)
+    example(server, configured, host)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_the_example_by_the_preset(
+    shoal_server: ShoalServer, configured: Path, host: str, triton: Triton, tmp_path: Path
+) -> None:
+    """Both towers are put into the original's Triton, and are gone from its repository in the end."""
+    environ = {
+        "TRITON_GRPC_URL": triton.url,
+        "SHOAL_HOME": str(tmp_path / "home"),
+        "SHOAL_TRITON_REPOSITORY": str(triton.repository),
+        "SHOAL_IMAGE_HOSTS": host,
+    }
+    before = {path.name for path in triton.repository.iterdir()}
+    server = shoal_server([], "--as", "inference-server", env=environ)
+    example(server, configured, host)
+    assert {path.name for path in triton.repository.iterdir()} == before
