@@ -1,5 +1,5 @@
-"""The example of the original open CLIP inference server, as its README prints it but for the host of the pictures, on
-a tiny model with real towers: by `shoal serve`, and by the preset that takes that server's place, with a real Triton."""
+"""The example of the original open CLIP inference server, as its README prints it but for the host of the pictures,
+with a tiny model's real towers: by `shoal serve`, and by the preset in that server's place, on a real Triton."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from tests.integration.server_kit import Server, ShoalServer
 from tests.integration.triton_kit import PATIENCE_S, Triton
 from tests.unit.pipelines.image.pictures import drawn, saved, turned
 from tests.unit.towers_kit import expected, vit_b_32
+
+OTHER = "other=fake:"
+"""Served from the start: where nothing is named there, every table of a shoal.toml is loaded."""
 
 PAIR = "ViT-B-32/laion2b_s34b_b79k"
 NAMED = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
@@ -53,7 +56,7 @@ def host() -> Iterator[str]:
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Path:
-    """A shoal.toml, where the server looks for it, that says which files have the example's name; the model's folder."""
+    """The model's folder; the shoal.toml where the server looks for one gives it the example's name."""
     folder = vit_b_32(tmp_path / "clip")
     (tmp_path / "shoal.toml").write_text(f'[models."{PAIR}"]\nbackends = ["file:{folder}"]\nprecision = "f32"\n')
     return folder
@@ -68,12 +71,16 @@ def listed(server: Server) -> list[str]:
     return list(json.loads(server.request("GET", "/loaded_models")[2])["models"])
 
 
+def entries(triton: Triton) -> set[str]:
+    return {path.name for path in triton.repository.iterdir()}
+
+
 def agree(rows: list[list[float]], folder: Path, inputs: list[Item]) -> None:
     assert min_cosine(np.array(rows, np.float32), expected(folder, inputs)) >= 0.9999
 
 
-def example(server: Server, folder: Path, host: str) -> None:
-    """Its requests, one after the other, and what each must answer."""
+def loads_and_infers(server: Server, folder: Path, host: str) -> None:
+    """The example's first requests, and what each must answer."""
     urls = [f"http://{host}{path}" for path in FILES]
     both = {**NAMED, "text": TEXTS, "image": urls}
     status, answer = said(server, "/infer", **both)
@@ -82,14 +89,15 @@ def example(server: Server, folder: Path, host: str) -> None:
     loaded = said(server, "/load_clip_model", **NAMED)
     assert loaded == (200, {"message": f"{TITLE} loaded successfully."}), server.log.read_text()
     assert said(server, "/load_clip_model", **NAMED) == (200, {"message": f"{TITLE} is already loaded."})
-    assert listed(server) == [PAIR]
+    assert listed(server) == ["other", PAIR]
 
     status, answer = said(server, "/infer", **both)
     assert status == 200, answer
     assert set(answer) == {"text_embeddings", "image_embeddings", "processingTimeMs"}
     agree(answer["text_embeddings"], folder, [*TEXTS])
     agree(answer["image_embeddings"], folder, [*PICTURES])
-    assert not np.allclose(*answer["image_embeddings"], atol=0.01)
+    for rows in (answer["text_embeddings"], answer["image_embeddings"]):
+        assert not np.allclose(rows[0], rows[1], atol=0.01)
 
     status, answer = said(server, "/infer_text", **NAMED, text=TEXTS[0])
     assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
@@ -101,16 +109,23 @@ def example(server: Server, folder: Path, host: str) -> None:
     status, answer = said(server, "/infer_image", **NAMED, image="http://example.com/image.jpg")
     assert (status, "image_hosts" in answer["detail"]) == (400, True)
 
+
+def unloads(server: Server) -> None:
     assert said(server, "/unload_model", **NAMED) == (200, {"message": f"{TITLE} unloaded successfully."})
-    assert listed(server) == []
-    assert said(server, "/infer", **both)[0] == 400
+    assert listed(server) == ["other"]
+    assert said(server, "/infer", **NAMED, text=TEXTS)[0] == 400
+
+
+def deletes(server: Server) -> None:
     assert said(server, "/delete_model", **NAMED) == (200, {"message": f"{TITLE} deleted successfully."})
     assert "Traceback" not in server.log.read_text()
 
 
 def test_the_example(shoal_server: ShoalServer, configured: Path, host: str, tmp_path: Path) -> None:
-    server = shoal_server([], "--no-default-model", "--home", str(tmp_path / "home"), "--image-hosts", host)
-    example(server, configured, host)
+    server = shoal_server([OTHER], "--home", str(tmp_path / "home"), "--image-hosts", host)
+    loads_and_infers(server, configured, host)
+    unloads(server)
+    deletes(server)
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -124,7 +139,10 @@ def test_the_example_by_the_preset(
         "SHOAL_TRITON_REPOSITORY": str(triton.repository),
         "SHOAL_IMAGE_HOSTS": host,
     }
-    before = {path.name for path in triton.repository.iterdir()}
-    server = shoal_server([], "--as", "inference-server", env=environ)
-    example(server, configured, host)
-    assert {path.name for path in triton.repository.iterdir()} == before
+    server = shoal_server([OTHER], "--as", "inference-server", env=environ)
+    loads_and_infers(server, configured, host)
+    unloads(server)
+    entry = PAIR.replace("/", "~")
+    assert entries(triton) >= {entry, f"{entry}~~image"}
+    deletes(server)
+    assert not [name for name in entries(triton) if entry in name]

@@ -19,7 +19,7 @@ from shoal.app import open_models
 from shoal.config import load
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts
-from shoal.errors import InvalidValue, ModelFailed, ShoalError
+from shoal.errors import InvalidValue, ModelFailed
 from shoal.models.store import Store
 from shoal.models.verify import min_cosine
 from shoal.types import Context, Embed, Embedded, Image, Item
