@@ -33,7 +33,7 @@ from shoal.models.address import (
     parse_address,
     parse_served,
 )
-from shoal.models.open_clip_names import HUB, of_pair
+from shoal.models.open_clip_names import HUB, held_by, of_pair
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.opening import NO_TRITON, Opening, Payload, payload_of, scripts
@@ -142,10 +142,14 @@ class ModelLoader:
         removed = False
         if self.host is not None:
             removed = await self.host.remove(name)
-        stored = await asyncio.to_thread(self._opening.stored, name)
+        stored = await asyncio.to_thread(self._opening.stored, self._kept_as(name))
         for one in stored:
             await asyncio.to_thread(self._opening.store.remove, one)
         return removed or bool(stored)
+
+    def _kept_as(self, name: str) -> str:
+        """What the files of a name go by in the store: those of a pair of open_clip's names are its repository's."""
+        return name if self.loaded.meant(name) != name else of_pair(name) or name
 
     async def offered(self, address: Address) -> dict[str, Served | str]:
         """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be.
@@ -252,10 +256,4 @@ class ModelLoader:
 
 def _of_open_clip(served: Served) -> Served:
     """A pair of open_clip's names is the repository that holds it, and keeps its name."""
-    addresses = tuple(
-        structs.replace(address, target=found)
-        if address.scheme == "hf" and (found := of_pair(address.target)) is not None
-        else address
-        for address in served.addresses
-    )
-    return structs.replace(served, addresses=addresses)
+    return structs.replace(served, addresses=tuple(map(held_by, served.addresses)))

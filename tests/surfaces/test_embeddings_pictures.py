@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal.backends.fake import tokens_of, vector_of
+from shoal.surfaces._pictures import INLINE_CHARACTERS, Pictures
 from shoal.types import Image
 from tests.surfaces.family_kit import CLIP, DIMENSION, EMBEDDER, family
 from tests.surfaces.pictures_kit import ONE, TWO, Album
@@ -107,6 +110,23 @@ async def test_a_long_picture(server: Server) -> None:
         answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
         assert answer.status == 200, answer.body
         assert answer.json()["data"][0]["embedding"] == pytest.approx(unit(Image(data)), abs=1e-6)
+
+
+async def test_many_short_pictures_leave_the_loop_to_others() -> None:
+    """What is decoded on the loop without a break is bounded for a request, not only for a text."""
+    text = base64.b64encode(FILE * 400).decode()
+    count = 4 * INLINE_CHARACTERS // len(text)
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    assert await Pictures().read([text] * count, deadline=inf) == [Image(FILE * 400)] * count
+    assert turns >= 3
 
 
 PART = {"type": "image_url", "image_url": ONE}

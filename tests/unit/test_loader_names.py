@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from shoal.errors import ConfigError
 from shoal.loader import ModelLoader
 from shoal.models.address import parse_served
 from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.store import Store
 from tests.unit.test_loader import TABLES, refusal, settled
+from tests.unit.triton.kit import stored_model
 
 Make = Callable[..., ModelLoader]
 
@@ -24,8 +27,8 @@ Make = Callable[..., ModelLoader]
 def make(tmp_path: Path) -> Any:
     threads = Threads("prepare", 1)
 
-    def made(**flags: Any) -> ModelLoader:
-        return ModelLoader(settled(tmp_path, tmp_path / "home", TABLES, flags), Observer(), threads)
+    def made(*, tables: str = TABLES, **flags: Any) -> ModelLoader:
+        return ModelLoader(settled(tmp_path, tmp_path / "home", tables, flags), Observer(), threads)
 
     yield made
     threads.close()
@@ -111,3 +114,17 @@ class TestPlans:
         assert "NAME=triton://a#MODEL" in error.message
         error = refusal(lambda: make().plan(parse_served("tei+http://a,tei+http://b")), ConfigError)
         assert error.message.endswith("NAME=tei+http://a,...")
+
+
+@pytest.mark.parametrize("tabled", [False, True])
+async def test_the_files_of_a_pair_of_open_clip_s_names(make: Make, tmp_path: Path, tabled: bool) -> None:
+    """They are kept, and removed, as those of its repository; where a table gives the name to others, these stay."""
+    pair, repository = "ViT-B-32/laion2b_s34b_b79k", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+    table = f'[models."{pair}"]\nbackends = ["file:/models/own"]\n' if tabled else ""
+    loader = await asyncio.to_thread(make, tables=TABLES + table)
+    source = "file:/models/own" if tabled else f"hf:{repository}"
+    assert loader.resolve(pair, LoadOptions()).source == source
+    await asyncio.to_thread(stored_model, Store(tmp_path / "home"), f"hf:{repository}")
+    assert not await loader.remove("ViT-B-32/datacomp_xl_s13b_b90k")
+    assert await loader.remove(pair) is not tabled
+    assert await loader.remove(repository) is tabled

@@ -19,6 +19,7 @@ from shoal.config import Loaded
 from shoal.errors import AddressError, ConfigError, SourceError
 from shoal.models.address import Address, parse_address
 from shoal.models.manifest import GenerationSpec, ImagePart, check_files
+from shoal.models.open_clip_names import held_by
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.models.store import Store, Stored
@@ -53,7 +54,7 @@ def pull(
         _need_repository(loaded)
     began = time.monotonic()
     with TerminalProgress() as progress:
-        wanted = parse_address(address)
+        wanted = held_by(parse_address(address))
         stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
         written = _publish(wanted, loaded, progress) if to == "triton" else ""
     took = time.monotonic() - began
@@ -173,7 +174,7 @@ def _find(store: Store, name: str) -> list[Stored]:
         name = DEFAULT_MODEL
     wanted = {name}
     with contextlib.suppress(AddressError):  # a folder's id need not be an address
-        wanted.add(str(parse_address(name)))
+        wanted.add(str(held_by(parse_address(name))))
     entries = store.entries()
     found = [one for one in entries if wanted & {one.manifest.id, one.manifest.address, one.manifest.source}]
     if not found:

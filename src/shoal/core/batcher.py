@@ -234,12 +234,19 @@ class Lane:
             item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
             if not item.waiters:
                 self._twins.forget(item)
-                self._planner.discard(item)
+                self._discard(item)
         if pending.items:
             pending.items.clear()
             for run in self._runs:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
+
+    def _discard(self, item: Item) -> None:
+        """Out of the queue, if it is there. The planner may remember it until more comes: not what was prepared, which
+        others may wait for room for."""
+        if item.queued:
+            self._planner.discard(item)
+            item.prepared = _NOTHING
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -301,7 +308,7 @@ class Lane:
     def _answer_too(self, item: Item, twin: Item) -> None:
         """`item` left the queue first: whoever waits for its twin waits for it now."""
         self._moved(twin)
-        self._planner.discard(twin)
+        self._discard(twin)
         item.deadline = max(item.deadline, twin.deadline)
         item.attempts = max(item.attempts, twin.attempts)
         for pending, index in twin.waiters:

@@ -7,6 +7,10 @@ another size, and one whose repository holds those of its neighbour.
 
 from __future__ import annotations
 
+from msgspec import structs
+
+from shoal.models.address import Address
+
 HUB = "hf-hub:"
 """What open_clip puts before a repository of the hub in a model's place."""
 
@@ -232,3 +236,9 @@ def of_pair(pair: str) -> str | None:
     """The same of the name that a pair is served under, `name/pretrained`; None for any other."""
     name, _, pretrained = pair.partition("/")
     return repository(name, pretrained)
+
+
+def held_by(address: Address) -> Address:
+    """The repository that holds a pair, for an address that names one on the hub; any other as it is."""
+    found = of_pair(address.target) if address.scheme == "hf" else None
+    return address if found is None else structs.replace(address, target=found)

@@ -16,7 +16,7 @@ from shoal.fetching.inline import Link, picture_of
 from shoal.types import Image
 
 INLINE_CHARACTERS: Final = 65_536
-"""Of base64 that is decoded on the loop; what is longer has a thread."""
+"""Of base64 that is decoded on the loop without a break; one text that is longer has a thread."""
 
 AT_ONCE: Final = 8
 """Fetches of one request side by side."""
@@ -44,7 +44,12 @@ class Pictures:
         reading = _Reading(self._fetcher, self._max_bytes, deadline, headers)
         found: list[Image | None] = [None] * len(texts)
         links: list[tuple[int, Link]] = []
+        left = INLINE_CHARACTERS
         for place, text in enumerate(texts):
+            left -= len(text)
+            if left < 0:
+                await asyncio.sleep(0)  # hundreds of short ones are as much work as a long one
+                left = INLINE_CHARACTERS
             try:
                 given = await self._given(text)
             except RequestError as error:

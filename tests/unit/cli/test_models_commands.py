@@ -217,6 +217,21 @@ def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[.
     assert shoal("show", "all-MiniLM-L6-v2").exit_code == 0
 
 
+def test_a_pair_of_open_clip_s_names_is_its_repository(
+    shoal: Shoal, put: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulled, shown and removed by the names that it is served under."""
+    pair, repository = "ViT-B-32/openai", "timm/vit_base_patch32_clip_224.openai"
+
+    def prepared(address: Address, settings: Settings, *, progress: Progress, refresh: bool) -> Stored:
+        return put(str(address))
+
+    monkeypatch.setattr("shoal.local.prepare_local", prepared)
+    assert f"{repository} is ready" in shoal("pull", pair).stdout
+    assert json.loads(shoal("show", pair, "--json").stdout)["name"] == repository
+    assert f"removed {repository}" in shoal("rm", pair).stdout
+
+
 def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., Stored]) -> None:
     """--verify says that all is well, or names the damaged file and the way to mend it with exit code 1."""
     stored = put("org/tiny")

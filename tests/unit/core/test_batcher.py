@@ -9,6 +9,7 @@ import pytest
 
 from shoal.backends.fake import FakeScript
 from shoal.core.batcher import Lane
+from shoal.core.planner import Wait
 from shoal.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -477,3 +478,27 @@ async def _chaos(lane: Lane, random_: random.Random) -> None:
         victim.online = False
         await asyncio.sleep(random_.random() * 0.05)
         victim.online = True
+
+
+def test_a_queue_that_has_nothing_for_anybody_waits_for_the_next_item(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No timer runs for it: what comes next wakes the lane."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript())
+        real = lane._planner.take
+        answers: list[Any] = [(Wait(None), [])]
+        monkeypatch.setattr(
+            lane._planner, "take", lambda *given, **named: answers.pop() if answers else real(*given, **named)
+        )
+        first = asyncio.ensure_future(lane.run(embed("a"), context()))
+        await asyncio.sleep(0.5)
+        assert not answers
+        assert not first.done()
+        assert lane._timer is None
+        assert right(await lane.run(embed("b"), context()), ["b"])
+        assert right(await first, ["a"])
+        await lane.aclose()
+
+    virtual(main)

@@ -32,7 +32,21 @@ from shoal.errors import (
     Unavailable,
     Unsupported,
 )
-from shoal.types import Context, Embed, Generate, Result, Sampling, TaskKind, TextItem, TrafficClass
+from shoal.types import (
+    Batched,
+    Classify,
+    Context,
+    Embed,
+    Generate,
+    Image,
+    Modality,
+    Rerank,
+    Result,
+    Sampling,
+    TaskKind,
+    TextItem,
+    TrafficClass,
+)
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context, make_lane
 from tests.unit.core.runners import Codec, Embedder
@@ -455,3 +469,43 @@ async def test_what_is_wrong_is_said_without_a_place() -> None:
     async with gate._places(model).permit(soon()):
         with pytest.raises(Unsupported, match="min_p"):
             await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())
+
+
+PICTURE = Image(b"picture")
+
+
+@pytest.mark.parametrize(
+    ("modalities", "task", "message"),
+    [
+        (("text",), Embed(model="", inputs=["a", PICTURE]), "'m0' reads text alone: send text"),
+        (("text",), Classify(model="", inputs=[PICTURE]), "'m0' reads text alone: send text"),
+        (("image",), Embed(model="", inputs=["a", PICTURE]), "'m0' takes pictures alone: send pictures"),
+        (("image",), Rerank(model="", queries=["q"], documents=["d"]), "'m0' takes pictures alone: send pictures"),
+    ],
+)
+async def test_inputs_that_a_model_does_not_take(modalities: tuple[Modality, ...], task: Batched, message: str) -> None:
+    """Refused by its name before its runner sees them."""
+    runner = Embedder(("embed", "rerank", "classify"))
+    runner.facts = replace(runner.facts, modalities=modalities)
+    front, _ = gateway(runner)
+    with pytest.raises(InvalidValue, match=message) as caught:
+        await front.run(task, soon())
+    assert caught.value.param == "input"
+    assert not runner.begun
+
+
+async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
+    """As far as is known: of one that is loading nothing is."""
+    runner = Embedder()
+    front, told = gateway(runner, None)
+    front.takes("m0", "text")
+    with pytest.raises(InvalidValue, match="'m0' reads text alone"):
+        front.takes("alias", "image")
+    front.takes("m1", "image")
+    with pytest.raises(ModelNotFound):
+        front.takes("nobody", "image")
+    assert told.calls == [("refused", "model_not_found")]
+    runner.facts = replace(runner.facts, modalities=("text", "image"))
+    front.takes("", "image")
+    await front.run(Embed(model="", inputs=[PICTURE, "a"]), soon())
+    await front.run(Embed(model="", inputs=[PICTURE]), soon())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.models.address import parse_address
-from shoal.models.open_clip_names import _REPOSITORIES, of_pair, repository
+from shoal.models.open_clip_names import _REPOSITORIES, held_by, of_pair, repository
 from shoal.names import is_name
 
 
@@ -51,3 +51,17 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
         address = parse_address(found)
         assert (address.scheme, address.target) == ("hf", found)
         assert of_pair(found) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "held"),
+    [
+        ("ViT-B-32/openai", "hf:timm/vit_base_patch32_clip_224.openai"),
+        ("hf:ViT-B-32/openai@v1", "hf:timm/vit_base_patch32_clip_224.openai@v1"),
+        ("org/name", "hf:org/name"),
+        ("file:ViT-B-32/openai", "file:ViT-B-32/openai"),
+    ],
+)
+def test_the_address_of_what_holds_a_pair(address: str, held: str) -> None:
+    """Of the hub alone; a revision is that of the repository."""
+    assert str(held_by(parse_address(address))) == held

@@ -28,8 +28,8 @@ _WEBP_PIXEL = 16
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-# IHDR, palette, transparency, pixels, orientation; the rest of a PNG is text, profiles and animation.
-_PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"IEND"})
+# With eXIf, which has the orientation; the rest of a PNG is text, profiles and animation.
+_PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +126,23 @@ def _png(data: bytes) -> Header:
         _refuse("its PNG does not begin with a header: save it again")
     width, height = struct.unpack_from(">II", data, 16)
     kept = [data[:8]]
+    exif = b""
     place = 8
     for _ in range(_MAX_PARTS):
         if place >= len(data):
             break
         (length,) = struct.unpack_from(">I", data, place)
         kind, end = data[place + 4 : place + 8], place + 12 + length
-        if kind in _PNG_KEPT:
+        if kind == b"eXIf":
+            exif = data[place:end]
+        elif kind in _PNG_KEPT:
             kept.append(data[place:end])
         if kind == b"IEND":
             break
         place = end
     else:
         _refuse("its PNG has too many chunks: save it again")
+    kept.insert(2, exif)  # it may come after the pixels, and is read before them
     return Header("PNG", width, height, b"".join(kept))
 
 

@@ -44,8 +44,8 @@ class ImagePipeline:
         return "heavy"
 
     def check(self, task: Batched) -> None:
-        """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name, input_type,
-        truncate)."""
+        """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name, truncate).
+        `input_type` changes nothing, as of texts for a model without prompts: some clients always send one."""
         if isinstance(task, Classify) and self.spec.score is not None:
             self._check_whole(task.truncate)
             return
@@ -54,9 +54,8 @@ class ImagePipeline:
             raise Unsupported(f"the model only {can} pictures; ask it for that", param="model")
         if task.outputs != ("dense",):
             raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
-        for name, value in (("prompt_name", task.prompt_name), ("input_type", task.input_type)):
-            if value is not None:
-                raise Unsupported(f"no prompt is put before a picture; leave {name} out", param=name)
+        if task.prompt_name is not None:
+            raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
         self._check_whole(task.truncate)
         check_shape(task, self.spec.dimension, gives_raw=True)
 

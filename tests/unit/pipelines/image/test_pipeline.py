@@ -121,11 +121,21 @@ def test_twins_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entries[0].tensors["pixel_values"] is entries[3].tensors["pixel_values"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_a_role_changes_nothing(role: str) -> None:
+    """As of texts for a model without prompts; Cohere's and NIM's clients must send one."""
+    pipeline = ImagePipeline(SPEC)
+    pipeline.check(embed(input_type=role))
+    one, other = pipeline.prepare([(embed(input_type=role), ITEMS[0]), (embed(), ITEMS[0])])
+    assert isinstance(one, Prepared)
+    assert isinstance(other, Prepared)
+    assert one.key == other.key
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"prompt_name": "query"}, "prompt_name"),
-        ({"input_type": "document"}, "input_type"),
         ({"truncate": True}, "truncate"),
         ({"truncate": False}, "truncate"),
         ({"outputs": ("sparse",)}, "model"),

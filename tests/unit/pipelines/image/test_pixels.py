@@ -115,6 +115,16 @@ def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     assert np.abs(found - np.asarray(drawn(240, 180, 2))).mean() > 25
 
 
+def test_exif_behind_the_pixels_of_a_png() -> None:
+    """Where its specification allows it, too."""
+    data = turned(6, "PNG")
+    start = data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+    moved = data[:start] + data[end:-12] + data[start:end] + data[-12:]
+    np.testing.assert_array_equal(decode(moved), decode(data))
+    np.testing.assert_array_equal(decode(moved), over_white(moved))
+
+
 @pytest.mark.parametrize("exif", [b"", b"II*\x00", b"MM\x00*\x00\x00\x00\x08\x00\x02" + bytes(5), b"junk" * 9])
 def test_exif_that_cannot_be_read_turns_nothing(exif: bytes) -> None:
     """It is no reason to refuse a picture that everybody else shows."""
