@@ -147,8 +147,8 @@ def siblings(files: dict[str, bytes]) -> list[dict[str, Any]]:
 
 
 class TestInferenceServer:
-    """Requests of the README of OwenPendrighElliott/inference_server, without the image parts; its example of loading
-    has a comma too many to be JSON."""
+    """Requests of the README of OwenPendrighElliott/inference_server (those with images: test_infer_clip_example); its
+    example of loading has a comma too many to be JSON."""
 
     TEXTS = ("I am a sentence.", "I am another sentence.", "I am a third sentence.")
 

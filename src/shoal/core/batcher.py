@@ -41,6 +41,8 @@ logger = logging.getLogger("shoal.core")
 
 _batch_ids = count(1)
 
+_NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
+
 
 @dataclass(slots=True, eq=False)
 class _Run:

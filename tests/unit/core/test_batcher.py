@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,41 @@ def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
         assert (lane.queued, lane.admission.items) == ((0, 0), 1)
         assert right(await running, ["first"])
         assert len(engine(lane).batches) == 1
+        assert idle(lane)
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("leave", ["cancelled", "late"])
+def test_what_was_prepared_is_freed_when_nobody_needs_it(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch, leave: str
+) -> None:
+    """At once, not when the lane gets more to do: of pictures it is room that other models wait for."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        made: list[weakref.ref[Any]] = []
+        prepare = lane.pipeline.prepare
+
+        def watched(items: Any) -> Any:
+            entries: Any = prepare(items)
+            made.extend(weakref.ref(entry.tensors["ids"]) for entry in entries)
+            return entries
+
+        monkeypatch.setattr(lane.pipeline, "prepare", watched)
+        running = asyncio.create_task(lane.run(embed("first"), context()))
+        await until(lambda: bool(engine(lane).running))
+        made.clear()
+        late = context(0.005 if leave == "late" else 30.0)
+        waiting = asyncio.create_task(lane.run(embed("a", "b", "c"), late))
+        await until(lambda: lane.queued[0] == len(made) == 3)
+        if leave == "cancelled":
+            waiting.cancel()
+        await gathered(waiting)
+        del waiting
+        assert not running.done()
+        assert not [one for one in made if one() is not None]
+        await running
         assert idle(lane)
 
     virtual(main)

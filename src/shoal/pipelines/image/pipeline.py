@@ -44,10 +44,9 @@ class ImagePipeline:
         return "heavy"
 
     def check(self, task: Batched) -> None:
-        """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name, truncate).
-        `input_type` changes nothing, as of texts for a model without prompts: some clients always send one."""
+        """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name).
+        `input_type` and `truncate` change nothing: some clients always send them."""
         if isinstance(task, Classify) and self.spec.score is not None:
-            self._check_whole(task.truncate)
             return
         if not isinstance(task, Embed) or self.spec.score is not None:
             can = "embeds" if self.spec.score is None else "classifies"
@@ -56,7 +55,6 @@ class ImagePipeline:
             raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
         if task.prompt_name is not None:
             raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
-        self._check_whole(task.truncate)
         check_shape(task, self.spec.dimension, gives_raw=True)
 
     def estimate(self, item: Item) -> int:
@@ -123,7 +121,3 @@ class ImagePipeline:
         if isinstance(task, Embed):
             return shape_of(task, self.spec.dimension, self._normalize)
         return task.raw_scores
-
-    def _check_whole(self, truncate: bool | None) -> None:
-        if truncate is not None:
-            raise Unsupported("pictures are never cut short; leave truncate out", param="truncate")

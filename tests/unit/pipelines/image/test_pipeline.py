@@ -123,10 +123,10 @@ def test_twins_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("role", ["query", "document"])
 def test_a_role_changes_nothing(role: str) -> None:
-    """As of texts for a model without prompts; Cohere's and NIM's clients must send one."""
+    """As of texts for a model without prompts; Cohere's and NIM's clients must send one, and how to cut as well."""
     pipeline = ImagePipeline(SPEC)
-    pipeline.check(embed(input_type=role))
-    one, other = pipeline.prepare([(embed(input_type=role), ITEMS[0]), (embed(), ITEMS[0])])
+    pipeline.check(embed(input_type=role, truncate=True))
+    one, other = pipeline.prepare([(embed(input_type=role, truncate=False), ITEMS[0]), (embed(), ITEMS[0])])
     assert isinstance(one, Prepared)
     assert isinstance(other, Prepared)
     assert one.key == other.key
@@ -136,8 +136,6 @@ def test_a_role_changes_nothing(role: str) -> None:
     ("fields", "param"),
     [
         ({"prompt_name": "query"}, "prompt_name"),
-        ({"truncate": True}, "truncate"),
-        ({"truncate": False}, "truncate"),
         ({"outputs": ("sparse",)}, "model"),
         ({"outputs": ("dense", "multi")}, "model"),
     ],
@@ -236,7 +234,6 @@ def test_a_classifiers_rows_are_scores() -> None:
     [
         (Embed(model="m", inputs=[]), "only classifies pictures"),
         (Rerank(model="m", queries=["q"], documents=["d"]), "only classifies pictures"),
-        (Classify(model="m", inputs=[], truncate=True), "never cut short"),
     ],
 )
 def test_a_classifier_does_nothing_else(task: Any, message: str) -> None:
