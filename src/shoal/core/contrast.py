@@ -5,13 +5,13 @@ SigLIP, https://arxiv.org/abs/2303.15343).
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from shoal.core.placing import place_in
 from shoal.errors import EmptyInput, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.specs import ContrastSpec
 from shoal.types import Array, Context, Embed, Embedded, Image, Vectors
@@ -19,7 +19,6 @@ from shoal.types import Array, Context, Embed, Embedded, Image, Vectors
 INLINE: Final = 2**20
 """Multiplications that are done on the loop; more have a thread."""
 
-_NAMED = re.compile(r"input ([0-9]+): ")
 _Error = TypeVar("_Error", bound=ShoalError)
 
 
@@ -90,12 +89,11 @@ def _activated(logits: Array, contrast: ContrastSpec) -> Array:
 
 def _named(error: _Error, texts: int) -> _Error:
     """The error, naming a text or a picture where it names one of the inputs."""
-    found = _NAMED.match(error.message)
-    if found is None:
+    at, message = place_in(error)
+    if at is None:
         return error
-    at = int(found[1])
     named = copy(error)
     what = f"text {at}" if at < texts else f"picture {at - texts}"
-    named.message = f"{what}: {error.message[found.end() :]}"
+    named.message = f"{what}: {message}"
     named.args = (named.message,)
     return named

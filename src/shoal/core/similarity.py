@@ -19,6 +19,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from shoal.core.facts import together
 from shoal.core.limits import traffic_of
 from shoal.core.placing import place_in
 from shoal.core.protocols import ModelFacts, Runner
@@ -117,7 +118,7 @@ class _Ranking:
             scores=np.concatenate(self._scores)[:, None],
             tokens=self._tokens,
             truncated=self._truncated,
-            facts=_together(self._facts),
+            facts=together(self._facts, sum),
         )
 
     def _stop(self, start: int) -> int:
@@ -229,15 +230,3 @@ def _of_one(query: Array, documents: Sequence[Array]) -> list[float]:
             products = joined @ query[first : first + step].T
             scores[there] += np.maximum.reduceat(products, starts, axis=0).sum(axis=1)
     return scores.tolist()
-
-
-def _together(facts: Sequence[BatchFacts]) -> BatchFacts:
-    """Of calls one after another: their times add up."""
-    return msgspec.structs.replace(
-        max(facts, key=lambda one: one.size),
-        batches=sum(one.batches for one in facts),
-        cached=sum(one.cached for one in facts),
-        queue_ms=sum(one.queue_ms for one in facts),
-        prepare_ms=sum(one.prepare_ms for one in facts),
-        infer_ms=sum(one.infer_ms for one in facts),
-    )

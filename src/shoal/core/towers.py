@@ -10,10 +10,11 @@ import numpy as np
 
 from shoal.core.batched import Shown
 from shoal.core.batcher import Lane
+from shoal.core.facts import together
 from shoal.core.placing import placed
 from shoal.core.protocols import ModelFacts, TextCodec
 from shoal.errors import InternalError, ShoalError, Unsupported
-from shoal.types import Batched, BatchFacts, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
+from shoal.types import Batched, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
 
 
 class TowersRunner(Shown):
@@ -114,18 +115,6 @@ def _together(parts: Sequence[Embedded], places: Sequence[Sequence[int]], count:
         vectors=vectors,
         tokens=tokens,
         truncated=sum(part.truncated for part in parts),
-        facts=_facts([part.facts for part in parts]),
+        facts=together([part.facts for part in parts], max),
         space=parts[0].space,
-    )
-
-
-def _facts(facts: Sequence[BatchFacts]) -> BatchFacts:
-    """Of calls side by side: the slower one's times."""
-    return msgspec.structs.replace(
-        max(facts, key=lambda one: one.size),
-        batches=sum(one.batches for one in facts),
-        cached=sum(one.cached for one in facts),
-        queue_ms=max(one.queue_ms for one in facts),
-        prepare_ms=max(one.prepare_ms for one in facts),
-        infer_ms=max(one.infer_ms for one in facts),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
+from shoal.core.placing import place_in
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, WrongType
 from shoal.fetching.headers import FIELD, MAX_CHARACTERS
 from shoal.surfaces._pictures import Pictures
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _HEADERS = msgspec.json.Decoder(dict[str, str])
 _MOST_HEADER_BYTES: Final = 8 * MAX_CHARACTERS
-_NAMED = re.compile(r"input ([0-9]+): ")
 _OF_TEXT = ("text", "input_text")
 
 
@@ -194,9 +194,8 @@ def _placed(error: RequestError, sought: Sequence[Picture]) -> RequestError:
     """The refusal of a picture, naming it as the client did; of several, the error says which one."""
     if error.param is not None:
         return error
-    named = _NAMED.match(error.message)
-    at, start = (int(named[1]), named.end()) if named else (0, 0)
-    if named is None and len(sought) > 1:
+    at, message = place_in(error)
+    if at is None and len(sought) > 1:
         return error
-    place = sought[at].place
-    return type(error)(f"'{place}': {error.message[start:]}", param=re.split(r"[.\[]", place)[0])
+    place = sought[at or 0].place
+    return type(error)(f"'{place}': {message}", param=re.split(r"[.\[]", place)[0])

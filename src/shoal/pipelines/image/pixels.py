@@ -98,15 +98,21 @@ def _tried(header: Header, resize: Resize) -> Array | str:
 
 
 def _cost(header: Header, extra: Extra, total: int) -> int:
-    """Bytes in memory at the worst moment: the decoder's, or later the picture with what is turned of it."""
+    """Bytes in memory at the worst moment: the decoder's, or later the picture with what is turned of it.
+
+    A JPEG of several scans whose coefficients are too much beside its pixels has all room for itself: they are no
+    pixels, and one such picture at a time is decoded.
+    """
     width, height = header.width, header.height
     pixels = width * height
     later = pixels * (8 if pixels <= _TURNED_WHOLE else 6) + max(extra(width, height), extra(height, width))
     cost = max(int(pixels * header.pixel_bytes), later)
+    if header.format == "JPEG" and later <= total:
+        return min(cost, total)
     if cost > total:
         raise InvalidValue(
             f"the picture cannot be read: {width} x {height} pixels of this kind of {header.format} take {cost} bytes "
-            f"of memory, and {total} are allowed: send it smaller, or as a baseline JPEG",
+            f"of memory, and {total} are allowed: send it smaller, or as a JPEG",
             param="input",
         )
     return cost

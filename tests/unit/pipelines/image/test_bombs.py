@@ -98,6 +98,15 @@ def test_legal_pictures_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
     assert grown < 256 * 1024 * 1024
 
 
+def test_a_large_progressive_jpeg_is_read_alone(tmp_path: Path) -> None:
+    """40 million pixels whose coefficients are kept for all scans: two threads, one at a time, and nothing is left."""
+    Image.new("RGB", (8000, 5000), "green").save(tmp_path / "large.jpg", progressive=True, subsampling=0)
+    data = (tmp_path / "large.jpg").read_bytes()
+    said, grown = read(tmp_path, {str(each): data for each in range(2)}, more=1200, seconds=60, threads=2)
+    assert list(said.values()) == [[3, 224, 224]] * 2
+    assert grown < 480 * 1024 * 1024
+
+
 def test_threads_share_the_budget(tmp_path: Path) -> None:
     """Six pictures of 20 million pixels each take 480 MB at once; two fit, and what malloc keeps is given back."""
     Image.new("RGB", (5000, 4000), "blue").save(tmp_path / "large.jpg")

@@ -227,7 +227,6 @@ def test_room_is_given_back_by_broken_pictures() -> None:
     [
         ("PNG", {}, 8),
         ("JPEG", {}, 8),
-        ("JPEG", {"progressive": True, "subsampling": 0}, 10),
         ("WEBP", {}, 16),
     ],
 )
@@ -237,6 +236,28 @@ def test_what_decoders_hold_is_counted(kind: str, options: dict[str, object], ea
     assert channels(data, _same, budget=Budget(40 * 30 * each)).shape == (30, 40, 3)
     with pytest.raises(InvalidValue, match=f"take {1200 * each} bytes of memory, and {1200 * each - 1} are allowed"):
         channels(data, _same, budget=Budget(40 * 30 * each - 1))
+
+
+def test_coefficients_may_take_all_the_room_there_is() -> None:
+    """A progressive JPEG waits until nothing else is decoded where they do not fit beside its pixels; where they fit
+    they are counted, and where its pixels alone are too many it is refused as others are."""
+    data = saved(drawn(40, 30), "JPEG", progressive=True, subsampling=0)
+    for total, taken in ((40 * 30 * 11, 40 * 30 * 10), (40 * 30 * 9, 40 * 30 * 9)):
+        budget = Watched(total)
+        assert channels(data, _same, budget=budget).shape == (30, 40, 3)
+        assert budget.taken == [taken]
+    with pytest.raises(InvalidValue, match="take 12000 bytes of memory, and 9599 are allowed"):
+        channels(data, _same, budget=Budget(40 * 30 * 8 - 1))
+
+
+class Watched(Budget):
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.taken: list[int] = []
+
+    def take(self, size: int) -> None:
+        self.taken.append(size)
+        super().take(size)
 
 
 def test_drafts_of_jpegs_are_not_close_enough() -> None:
