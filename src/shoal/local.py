@@ -37,7 +37,7 @@ from shoal.models.verify import Run
 from shoal.pipelines.codec import TokenizerCodec
 from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
-from shoal.settings import ModelTable, Settings
+from shoal.settings import PICTURES_TIMES, ModelTable, Settings
 from shoal.specs import TextSpec
 from shoal.types import Array, Batched, Classify, Embed, Item
 
@@ -231,7 +231,7 @@ def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpe
         threads=settings.threads,
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens if spec is None else most_tokens(spec, settings.max_batch_tokens),
-        max_batch_ms=settings.max_batch_ms,
+        max_batch_ms=settings.max_batch_ms * (PICTURES_TIMES if spec is None else 1),
         max_length=1 if spec is None else spec.max_tokens,
         samples=samples,
         spec=spec,

@@ -27,7 +27,7 @@ from shoal.models.address import OPENAI_SCHEMES, TEI_SCHEMES, TRITON_SCHEMES, Ad
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
 from shoal.row_cache import RowCaches
-from shoal.settings import ModelTable, Settings
+from shoal.settings import PICTURES_TIMES, ModelTable, Settings
 from shoal.specs import ContrastSpec
 from shoal.types import Modality, TaskKind
 
@@ -350,6 +350,7 @@ class Opening:
             settings.max_wait_time_ms,
             settings.max_age_ms,
         )
+        longer = replace(limits, max_batch_ms=settings.max_batch_ms * PICTURES_TIMES)
         options = LaneOptions(
             model=name,
             limits=limits,
@@ -363,7 +364,7 @@ class Opening:
             modality: Lane(
                 pipeline,
                 engines,
-                options,
+                replace(options, limits=longer) if modality == "image" else options,
                 threads=self._pictures if pipeline.work == "heavy" else self._threads,
                 observer=self._observer,
             )

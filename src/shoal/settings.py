@@ -18,6 +18,10 @@ from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"
 
+PICTURES_TIMES = 10
+"""Of `max_batch_ms`, for batches of pictures: one takes longer than a text. With a ViT-B-32 on four cores batches of
+three or four are a fifth faster than one by one, and who waits waits less."""
+
 # A key travels in a header: visible ASCII only. (\Z, as $ would let a line break pass at the end.)
 Key: TypeAlias = Annotated[
     str,
@@ -180,7 +184,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_ms: Annotated[
         float,
         Meta(
-            description="Longest time that a batch may be expected to run, or twice a call's own where that is more.",
+            description="Longest time that a batch may be expected to run, or twice a call's own where that is more; of"
+            " pictures ten times as long.",
             gt=0,
             extra=_BATCHING,
         ),

@@ -19,6 +19,7 @@ from shoal.app import open_models
 from shoal.config import load
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts
+from shoal.core.towers import TowersRunner
 from shoal.errors import InvalidValue, ModelFailed
 from shoal.models.store import Store
 from shoal.models.verify import min_cosine
@@ -165,6 +166,15 @@ async def test_replicas_are_one_model(tmp_path: Path, folder: Path) -> None:
         assert "do not hold the same weights" in error
         with pytest.raises(ModelFailed):
             await embed(gateway, ["a"])
+
+
+async def test_batches_of_pictures_may_take_longer(tmp_path: Path, folder: Path) -> None:
+    """Than those of texts: one picture alone may take all the time that a batch of texts has."""
+    async with opened(tmp_path, f"m=file:{folder}", max_batch_ms=25) as gateway:
+        runner = gateway.registry.find("m").ready_runner()
+        assert isinstance(runner, TowersRunner)
+        times = {modality: lane.options.limits.max_batch_ms for modality, lane in runner.lanes.items()}
+        assert times == {"text": 25.0, "image": 250.0}
 
 
 async def test_one_cache_for_both(tmp_path: Path, folder: Path) -> None:
