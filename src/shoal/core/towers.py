@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
+from shoal.core.abreast import side_by_side
 from shoal.core.batched import Shown
 from shoal.core.batcher import Lane
 from shoal.core.facts import together
@@ -48,15 +48,9 @@ class TowersRunner(Shown):
             for modality, some in places.items()
         }
         parts["image"] = msgspec.structs.replace(parts["image"], prompt_name=None, input_type=None, truncate=None)
-        running = [
-            asyncio.ensure_future(self._part(modality, parts[modality], places[modality], ctx)) for modality in parts
-        ]
-        try:
-            found = await asyncio.gather(*running)
-        finally:
-            for one in running:
-                one.cancel()  # of one that failed, the other; of a caller who left, both
-            await asyncio.gather(*running, return_exceptions=True)
+        found = await side_by_side(
+            *(self._part(modality, parts[modality], places[modality], ctx) for modality in parts)
+        )
         return _together(found, list(places.values()), len(task.inputs))
 
     async def _part(self, modality: Modality, part: Embed, places: Sequence[int], ctx: Context) -> Embedded:

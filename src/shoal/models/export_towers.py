@@ -19,12 +19,12 @@ from shoal.models.contract.json_file import is_there, read_object
 from shoal.models.export import TIMEOUT_S, Line, Program, run_program
 from shoal.models.manifest import Verdict
 from shoal.models.progress import Stop
+from shoal.models.sources.select import OPEN_CLIP
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 EXTRA = "convert-images"
 PACKAGES = ("torch", "torchvision", "open_clip", "timm", "transformers", "onnxscript", "onnx", "safetensors")
 PROGRAM = (sys.executable, "-P", "-m", "shoal.models.export_towers_process")
-OPEN_CLIP_CONFIG = "open_clip_config.json"
 TIMM_CONFIG = "config.json"
 
 Library: TypeAlias = Literal["open_clip", "timm"]
@@ -60,7 +60,7 @@ def can_export_towers() -> bool:
 def library_of(folder: Path) -> Library | None:
     """Whose model the files in the folder are, by the configuration that each library writes; None for neither. Raises
     ModelFileError for a configuration that is no JSON."""
-    if is_there(folder, OPEN_CLIP_CONFIG):
+    if is_there(folder, OPEN_CLIP):
         return "open_clip"
     config = read_object(folder, TIMM_CONFIG)
     return "timm" if config is not None and "architecture" in config and "model_type" not in config else None
@@ -93,12 +93,12 @@ def export_towers(
     if library is None:
         raise ModelFileError(
             f"is missing, and {TIMM_CONFIG} is none of timm's: this is neither library's model; fetch it again",
-            file=OPEN_CLIP_CONFIG,
+            file=OPEN_CLIP,
         )
     program = Program(
         command=[*PROGRAM, str(folder), str(into), library],
         line=Line[ExportedTowers],
-        file=OPEN_CLIP_CONFIG if library == "open_clip" else TIMM_CONFIG,
+        file=OPEN_CLIP if library == "open_clip" else TIMM_CONFIG,
         elsewhere="pull it on a larger machine and copy its store",
     )
     return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)

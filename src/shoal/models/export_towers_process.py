@@ -18,10 +18,11 @@ from shoal.errors import ModelFileError, VerificationFailed
 from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.transforms import open_clip_pictures, timm_pictures
 from shoal.models.export_process import INLINE_BYTES, MAX_DIFFERENCE, MIN_COSINE, OPSET, Tell, open_engine, report
-from shoal.models.export_towers import OPEN_CLIP_CONFIG, TIMM_CONFIG, ExportedTowers
+from shoal.models.export_towers import TIMM_CONFIG, ExportedTowers
 from shoal.models.manifest import Verdict
 from shoal.models.open_clip_tokenizer import byte_pairs, check_options, cleaned_first, without_end
 from shoal.models.samples import TEXTS
+from shoal.models.sources.select import OPEN_CLIP
 from shoal.models.verify import min_cosine
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 from shoal.types import Array
@@ -55,13 +56,13 @@ class Part(NamedTuple):
 
 def from_open_clip(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     tell("read", 0.0)
-    config = read_object(folder, OPEN_CLIP_CONFIG)
+    config = read_object(folder, OPEN_CLIP)
     if config is None:
-        raise ModelFileError("is missing; fetch the model again", file=OPEN_CLIP_CONFIG)
+        raise ModelFileError("is missing; fetch the model again", file=OPEN_CLIP)
     stated = _section(config, "model_cfg")
     options = _section(stated, _TEXT)
     _refuse_open_clip(stated, options)
-    clean = check_options(options.object(f"{_TEXT}.tokenizer_kwargs"), OPEN_CLIP_CONFIG)
+    clean = check_options(options.object(f"{_TEXT}.tokenizer_kwargs"), OPEN_CLIP)
     tell("read", 1.0)
     import open_clip
 
@@ -75,7 +76,7 @@ def from_open_clip(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     rows, padded = _samples(theirs, tokenizer)
     text, text_files, text_verdict = _text_tower(model.text, _pad(theirs), rows, padded, into)
     tell("export", 0.5)
-    image = open_clip_pictures(model.visual.preprocess_cfg, dimension=text.dimension, file=OPEN_CLIP_CONFIG)
+    image = open_clip_pictures(model.visual.preprocess_cfg, dimension=text.dimension, file=OPEN_CLIP)
     files, verdict = _image_tower(model.visual, image, into)
     tell("export", 1.0)
     return ExportedTowers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import orjson
 
+from shoal.core.abreast import side_by_side
+from shoal.core.facts import together
 from shoal.errors import EmptyInput, ShoalError, TooManyInputs
 from shoal.surfaces import _facts, _infer_models, _infer_pictures, _rows
 from shoal.surfaces import _wire_infer as wire
@@ -125,19 +126,6 @@ def headers_of(body: wire.InferImageRequest | wire.InferRequest | wire.ClassifyI
     return body.image_download_headers or body.also_headers or {}
 
 
-async def side_by_side(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of all; when one fails, or this is cancelled, the others are cancelled and have ended before it is
-    raised."""
-    tasks = [asyncio.create_task(each) for each in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
 def milliseconds(request: Request) -> bytes:
     """The last field of every answer, and the end of its object."""
     return b'],"processingTimeMs":%b}' % orjson.dumps(round((time.monotonic() - request.started) * 1000, 3))
@@ -177,18 +165,9 @@ def _together(results: Sequence[Embedded]) -> Result:
     """What the headers and the log tell of a request with two sides."""
     if len(results) == 1:
         return results[0]
-    each = [result.facts for result in results]
-    facts = msgspec.structs.replace(
-        max(each, key=lambda one: one.size),
-        batches=sum(one.batches for one in each),
-        queue_ms=max(one.queue_ms for one in each),
-        prepare_ms=max(one.prepare_ms for one in each),
-        infer_ms=max(one.infer_ms for one in each),
-        cached=sum(one.cached for one in each),
-    )
     return msgspec.structs.replace(
         results[0],
         tokens=[count for result in results for count in result.tokens],
         truncated=sum(result.truncated for result in results),
-        facts=facts,
+        facts=together([result.facts for result in results], max),
     )

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from shoal.core.abreast import side_by_side
 from shoal.errors import InvalidValue, RequestError, TooManyInputs
 from shoal.fetching.allowed import Allowed
 from shoal.fetching.fetcher import MAX_BYTES, Fetcher
@@ -92,14 +93,7 @@ class _Reading:
     async def all(self, links: Sequence[tuple[int, Link]], inputs: int) -> list[bytes]:
         if not links:
             return []
-        tasks = [asyncio.create_task(self._one(place, link, inputs)) for place, link in links]
-        try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        return await side_by_side(*(self._one(place, link, inputs) for place, link in links))
 
     async def _one(self, place: int, link: Link, inputs: int) -> bytes:
         try:

@@ -15,13 +15,13 @@ from shoal.backends.triton.naming import image_of
 from shoal.backends.triton.pixels import contrast_spec, image_spec
 from shoal.backends.triton.schema import Embedder
 from shoal.core.probe import TEXTS, Probed, probe, probe_scores
-from shoal.core.protocols import Counted, EngineFacts, ModelFacts, Pipeline, Prepared, Row, Tensors, Work
+from shoal.core.protocols import ModelFacts, Pipeline, Prepared
 from shoal.errors import ConfigError, ShoalError
 from shoal.local import limits_of
 from shoal.pipelines.image import ImagePipeline
-from shoal.triton.probing import PROBE_S, Answered
+from shoal.triton.probing import PROBE_S, Answered, Around
 from shoal.triton.targets import Wanted
-from shoal.types import Array, Batched, Classify, Embed, Image, Item
+from shoal.types import Batched, Classify, Embed, Image, Item
 
 SIDE = 32
 """Of the probe's pictures, in pixels."""
@@ -118,31 +118,12 @@ def joined(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> ModelFact
     )
 
 
-class _Pictured:
+class _Pictured(Around):
     """A pipeline of pictures, with one of the probe's in the place of each of its texts."""
-
-    def __init__(self, pipeline: ImagePipeline) -> None:
-        self._pipeline = pipeline
-
-    @property
-    def work(self) -> Work:
-        return self._pipeline.work
-
-    def check(self, task: Batched) -> None:
-        self._pipeline.check(task)
-
-    def estimate(self, item: Item) -> int:
-        return self._pipeline.estimate(item)
 
     def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
         told = [_untruncated(task) for task, _ in items]
         return self._pipeline.prepare(list(zip(told, pictures(), strict=True)))
-
-    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
-        return self._pipeline.collate(batch, facts)
-
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]:
-        return self._pipeline.finish(outputs, batch)
 
 
 def _untruncated(task: Batched) -> Batched:

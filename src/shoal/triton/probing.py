@@ -42,8 +42,8 @@ def agrees(reference: Answered, answered: Answered, name: str) -> None:
     reference.check(answered, name)  # type: ignore[arg-type]
 
 
-class _Averaged:
-    """A pipeline of late interaction, with the mean of a text's vectors in the place of its dense one."""
+class Around:
+    """A pipeline as it is, for those that change one step of it."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -59,13 +59,23 @@ class _Averaged:
         return self._pipeline.estimate(item)
 
     def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        asked = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]
-        return self._pipeline.prepare(asked)
+        return self._pipeline.prepare(items)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return self._pipeline.collate(batch, facts)
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]:
+        return self._pipeline.finish(outputs, batch)
+
+
+class _Averaged(Around):
+    """A pipeline of late interaction, with the mean of a text's vectors in the place of its dense one."""
+
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        asked = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]
+        return self._pipeline.prepare(asked)
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]:
         return [_mean(each) for each in self._pipeline.finish(outputs, batch)]
 
 
