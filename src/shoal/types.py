@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -228,7 +228,10 @@ Task: TypeAlias = Batched | Generate
 
 def kind_of(task: Task) -> TaskKind:
     """What the task is called in facts, settings and metrics."""
-    return cast(TaskKind, task.__struct_config__.tag)
+    return _KINDS[type(task)]
+
+
+_KINDS: dict[type[Task], TaskKind] = {Embed: "embed", Rerank: "rerank", Classify: "classify", Generate: "generate"}
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):

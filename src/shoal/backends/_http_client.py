@@ -43,6 +43,9 @@ that moment."""
 READ_BYTES = 64 * 2**10
 """What is read ahead of a slow reader, before the server is held back."""
 
+PIECE_BYTES = 2**20
+"""Of a body that aiohttp is given whole. A longer one it wants to read and write in pieces, and warns otherwise."""
+
 STALE_S = 1.0
 """From sending a request until the end of an idle connection that the server had closed before shows. One that ends
 later was ended with the request known, which may have been its cause."""
@@ -90,8 +93,9 @@ class Response:
     async def read(self, most: int) -> Answer:
         """The same, for a caller who watches the time and understands aiohttp's errors."""
         body = bytearray()
-        while len(body) <= most and (data := await self._response.content.readany()):
-            body += data
+        content = self._response.content
+        while len(body) <= most and not content.at_eof():
+            body += await content.readany()
         return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
@@ -130,29 +134,21 @@ class Client:
     async def get(self, path: str, deadline: float) -> Answer:
         """Raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that cannot be read, or one of
         status 200 over MAX_CARD_BYTES. Of any other only MAX_ERROR_BYTES are read."""
-        return await self._answered("GET", path, b"", deadline, MAX_CARD_BYTES)
+        return await _in_time(self._exchanged("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
 
     async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
         """As `get`. `most`: the bytes that were asked for at most, as `bytes_of` says; MAX_ANSWER_BYTES without."""
         most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
-        return await self._answered("POST", path, body, deadline, most)
-
-    async def _answered(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
-        return await _in_time(self._exchanged(method, path, body, deadline, most), deadline, self.base)
+        return await _in_time(self._exchanged("POST", path, body, deadline, most), deadline, self.base)
 
     async def _exchanged(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
         response = await self._request(method, path, body, deadline, "")
         made = self._made(response, deadline)
         try:
-            return await self._bounded(made, most)
+            answer = await made.read(most if made.status == 200 else MAX_ERROR_BYTES)
         finally:
-            response.close()
-
-    async def _bounded(self, response: Response, most: int) -> Answer:
-        if response.status != 200:
-            return await response.read(MAX_ERROR_BYTES)
-        answer = await response.read(most)
-        if not answer.whole:
+            _left(response)
+        if made.status == 200 and not answer.whole:
             raise EngineFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
                 " once: ask for less at once"
@@ -177,8 +173,7 @@ class Client:
                 task.add_done_callback(self._ending.discard)
                 task.add_done_callback(lambda _: response.close())
             else:
-                # One that was read to its end has given its connection back already.
-                response.close()
+                _left(response)
 
     def _made(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
         encoding = response.headers.get("content-encoding", "identity")
@@ -217,7 +212,7 @@ class Client:
             return await self._session.request(
                 method,
                 self.base + path if path.startswith("/") else path,
-                data=io.BytesIO(body) if body else None,
+                data=None if not body else body if len(body) <= PIECE_BYTES else io.BytesIO(body),
                 headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
                 allow_redirects=False,
             )
@@ -240,6 +235,12 @@ async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) ->
         raise DeadlineExceeded(f"{where} did not answer within the request's deadline") from None
     except (aiohttp.ClientError, OSError) as error:
         raise transport_error(error, where) from error
+
+
+def _left(response: aiohttp.ClientResponse) -> None:
+    """Close its connection. One that was read to its end has given it back already."""
+    if not response.content.is_eof():
+        response.close()
 
 
 async def _ended(response: aiohttp.ClientResponse) -> None:

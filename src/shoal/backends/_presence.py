@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from shoal.errors import InternalError, ShoalError, TransportFailed
 
@@ -17,7 +17,8 @@ class Presence:
     """One server, called `name` in the log: `ready` says whether it serves, `reason` why it does not.
 
     `look` raises a ShoalError for a server that is not well. `admit` is awaited each time that it comes (back), and
-    raises one to keep it out.
+    raises one to keep it out. `with presence:` is around each call, which `aclose` waits for; one that finds the server
+    gone takes it out of service. It raises TransportFailed after `aclose`.
     """
 
     def __init__(
@@ -45,22 +46,17 @@ class Presence:
         """Begin to watch, once: with `look_s` between looks at a server that is well, `again_s` at one that is not."""
         self._task = asyncio.create_task(self._keep(look_s, again_s), name=f"watch {self._name}")
 
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Around a call, which `aclose` waits for; one that finds the server gone takes it out of service. Raises
-        TransportFailed after `aclose`."""
+    def __enter__(self) -> None:
         if self._closed:
             raise TransportFailed(f"{self._name} is closed: send the request again")
         self._running += 1
-        try:
-            yield
-        except TransportFailed as error:
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, TransportFailed):
             self.lost(error)
-            raise
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
 
     def lost(self, error: ShoalError) -> None:
         """It is out of service, and looked at now."""

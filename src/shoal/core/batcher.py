@@ -124,11 +124,10 @@ class Lane:
         return self._planner.items, self._planner.tokens
 
     def ready(self) -> bool:
-        return (
-            self.failure is None
-            and not self._closed
-            and any(replica.usable(self._clock()) for replica in self.replicas)
-        )
+        if self.failure is not None or self._closed:
+            return False
+        now = self._clock()
+        return any(replica.usable(now) for replica in self.replicas)
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         """As Breakable: `call` hears why the lane stopped for good."""
@@ -289,7 +288,7 @@ class Lane:
                 fit = items[:most]
                 self._launch(replica, fit, "full", part.trial)
             return True
-        decision, expired = self._planner.take(replica.facts, now, share=max(1, sum(r.idle_cores() for r in free)))
+        decision, expired = self._planner.take(replica.facts, now, share=max(1, sum(map(Replica.idle_cores, free))))
         for item in expired:
             self._twins.forget(item)
             for pending, _ in item.waiters:
@@ -370,11 +369,11 @@ class Lane:
             wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
         inputs = self.pipeline.collate(prepared, facts)
         started = self._clock()
-        outputs = await engine.infer(inputs, wanted, prepared[0].params, max(item.deadline for item in run.items))
+        outputs = await engine.infer(inputs, wanted, prepared[0].params, max([item.deadline for item in run.items]))
         run.seconds = self._clock() - started
         run.own_seconds = started + run.seconds - max(started, run.turn.began)
         run.padded = (
-            max(array.size for array in inputs.values()) if facts.padded else sum(item.cost for item in prepared)
+            max([array.size for array in inputs.values()]) if facts.padded else sum([item.cost for item in prepared])
         )
         # The slot's next batch leaves before this one's answers are written: writing them is work for the event loop,
         # and the engine would idle meanwhile.

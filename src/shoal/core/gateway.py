@@ -126,7 +126,9 @@ class Gateway:
             raise InternalError(f"answering failed in an unforeseen way: {error!r}") from error
         finally:
             model.leave()
-            self._observer.finished(model.name, kind, outcome, self._clock() - started, result)
+            seconds = self._clock() - started
+            # Behind who waits for the answer. Whoever asks for the counts after it comes still later.
+            asyncio.get_running_loop().call_soon(self._observer.finished, model.name, kind, outcome, seconds, result)
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back.

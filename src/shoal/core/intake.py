@@ -76,7 +76,8 @@ class Intake:
     def _tick(self) -> None:
         self._scheduled = False
         if self._light:
-            if job := self._collect(inf):
+            job, _ = self._collect(inf)
+            if job:
                 if any(self._waiting.values()):
                     self._schedule()
                 self._finish(job, self._prepare(job))
@@ -86,16 +87,16 @@ class Intake:
         most_large = threads if self._heavy else max(1, threads - 1)
         while self._large and self._jobs < threads and self._large_jobs < most_large:
             pending = self._large.popleft()
-            if not pending.done and (job := _take(pending, 1)):
+            if not pending.done and (job := _take(pending, 1)[0]):
                 self._large_jobs += 1
                 self._send(job, large=True)
                 self._put_back(pending)
         while self._jobs < threads:
-            job = self._collect(JOB_TOKENS)
+            job, tokens = self._collect(JOB_TOKENS)
             if not job:
                 self._fresh.clear()
                 return
-            if (tokens := _tokens(job)) <= inline:
+            if tokens <= inline:
                 inline -= tokens
                 self._finish(job, self._prepare(job))
             else:
@@ -110,10 +111,10 @@ class Intake:
             if not _unfinished(pending) or _next(pending) > INLINE_TOKENS:
                 self._fresh.popleft()
                 continue
-            piece = _take(pending, JOB_ITEMS - len(job), inline)
+            piece, tokens = _take(pending, JOB_ITEMS - len(job), inline)
             if not piece:
                 break  # it is for the next tick
-            inline -= _tokens(piece)
+            inline -= tokens
             job += piece
         if self._fresh:
             self._schedule()
@@ -125,20 +126,22 @@ class Intake:
         future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
         future.add_done_callback(partial(self._finish_job, job, large))
 
-    def _collect(self, left: float) -> list[tuple[Pending, int]]:
-        """The next items, of so many tokens, interactive requests first, then a piece of each bulk request in turn."""
+    def _collect(self, most: float) -> tuple[list[tuple[Pending, int]], int]:
+        """The next items, of so many tokens at most, and their tokens: interactive requests first, then a piece of each
+        bulk request in turn."""
         job: list[tuple[Pending, int]] = []
+        tokens = 0
         for queue in self._waiting.values():
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:
-                    return job
+                    return job, tokens
                 pending = queue.popleft()
                 if not pending.done:
-                    piece = _take(pending, JOB_ITEMS - len(job), left)
-                    left -= _tokens(piece)
+                    piece, taken = _take(pending, JOB_ITEMS - len(job), most - tokens)
+                    tokens += taken
                     job += piece
                     self._put_back(pending)
-        return job
+        return job, tokens
 
     def _put_back(self, pending: Pending) -> None:
         if _unfinished(pending):
@@ -191,20 +194,18 @@ class Intake:
         self._deliver([(pending, index, outcome) for (pending, index), outcome in zip(job, outcomes, strict=True)])
 
 
-def _take(pending: Pending, items: int, tokens: float = inf) -> list[tuple[Pending, int]]:
-    """The request's next items, so many and of so many tokens at most, and no further ahead than it may be."""
+def _take(pending: Pending, items: int, most: float = inf) -> tuple[list[tuple[Pending, int]], int]:
+    """The request's next items, so many and of so many tokens at most, no further ahead than it may be; and their
+    tokens."""
+    tokens = 0
     start = stop = pending.cursor
     end = min(start + items, start + AHEAD - pending.ahead, len(pending.tokens))
-    while stop < end and pending.estimates[stop] <= tokens:
-        tokens -= pending.estimates[stop]
+    while stop < end and tokens + pending.estimates[stop] <= most:
+        tokens += pending.estimates[stop]
         stop += 1
     pending.cursor = stop
     pending.ahead += stop - start
-    return [(pending, index) for index in range(start, stop)]
-
-
-def _tokens(job: list[tuple[Pending, int]]) -> int:
-    return sum(pending.estimates[index] for pending, index in job)
+    return [(pending, index) for index in range(start, stop)], tokens
 
 
 def _next(pending: Pending) -> int:

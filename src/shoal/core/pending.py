@@ -176,10 +176,11 @@ class Pending:
         if not isinstance(self.task, Embed):
             assert self._array is not None
             return Scored(scores=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts)
+        if self._array is not None:
+            return Embedded(vectors=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts, space=space)
         sets = self._sets
-        vectors = self._array if self._array is not None else _stacked(sets)
         return Embedded(
-            vectors=vectors,
+            vectors=_stacked(sets),
             tokens=self.tokens,
             truncated=self.truncated,
             facts=facts,

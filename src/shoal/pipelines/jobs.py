@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from shoal.core.protocols import Prepared
 from shoal.errors import ShoalError
-from shoal.types import Batched, Image, Item, TextPair
+from shoal.types import Batched, Embed, Image, Item, TextPair
 
 Entry: TypeAlias = Prepared | ShoalError
 Text: TypeAlias = str | TextPair
 Asked = TypeVar("Asked")
 
+KNOWN = 256
+"""Ways of asking that are remembered: real ones are a few for each model."""
+
+KNOWN_NAME = 256
+"""Characters of the longest name of a prompt that is remembered: a server's own may be any text."""
+
+
+class Known(Generic[Asked]):
+    """What tasks ask of each of their items, worked out once for all tasks that differ in their inputs alone."""
+
+    def __init__(self) -> None:
+        self._found: dict[Embed, Asked] = {}
+
+    def of(self, task: Embed, work_out: Callable[[Embed], Asked]) -> Asked:
+        """`work_out` of the task, or of one that asked for the same. Raises what that raises."""
+        if task.prompt_name is not None and len(task.prompt_name) > KNOWN_NAME:
+            return work_out(task)
+        key = msgspec.structs.replace(task, model="", inputs=())
+        found = self._found.get(key)
+        if found is None:
+            found = work_out(task)
+            if len(self._found) == KNOWN:
+                self._found.clear()
+            self._found[key] = found
+        return found
+
 
 def in_order(
     items: Sequence[tuple[Batched, Item]],
     *,
-    asked: Callable[[Batched], Asked | ShoalError],
+    asked: Callable[[Batched], Asked],
     texts: Callable[[list[tuple[Asked, Text]]], list[Entry]],
     ids: Callable[[Asked, list[int]], Entry],
 ) -> list[Entry]:
     """One entry an item, in order.
 
-    `asked` says what a task wants of each of its items, once for neighbours of one task, or why they all fail. Token
-    ids are answered by `ids` one by one; everything else by `texts`, in one call.
+    `asked` says what a task wants of each of its items, once for neighbours of one task; it raises a ShoalError where
+    they all fail. Token ids are answered by `ids` one by one; everything else by `texts`, in one call.
     """
     entries: list[Entry | None] = []
     waiting: list[tuple[Asked, Text]] = []
@@ -33,7 +61,11 @@ def in_order(
     wants: Asked | ShoalError
     for task, item in items:
         if task is not last:
-            wants, last = asked(task), task
+            last = task
+            try:
+                wants = asked(task)
+            except ShoalError as error:
+                wants = error
         if isinstance(wants, ShoalError):
             entries.append(wants)
         elif isinstance(item, list):

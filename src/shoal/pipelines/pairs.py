@@ -79,12 +79,9 @@ class PairPipeline:
         logits = outputs[self._head.output][: len(batch)].reshape(len(batch), -1)
         return score_rows(logits, self._head.activation, [item.extra for item in batch])
 
-    def _asked(self, task: Batched) -> _Asked | ShoalError:
+    def _asked(self, task: Batched) -> _Asked:
         assert not isinstance(task, Embed)
-        try:
-            check_document_limit(task)
-        except ShoalError as error:
-            return error
+        check_document_limit(task)
         return _Asked(
             raw=task.raw_scores,
             truncate=self.truncate if task.truncate is None else task.truncate,

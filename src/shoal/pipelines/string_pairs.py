@@ -102,12 +102,9 @@ class StringPairPipeline:
         rows = score_rows(scores, self.spec.activation, [item.extra for item in batch])
         return counted(rows, outputs[self._told]) if self._told else rows
 
-    def _asked(self, task: Batched) -> _Asked | ShoalError:
+    def _asked(self, task: Batched) -> _Asked:
         assert not isinstance(task, Embed)
-        try:
-            self.check(task)
-        except ShoalError as error:
-            return error
+        self.check(task)
         params = self._cutting.params(task)
         told = "raw_scores" in self.spec.passes
         if told:

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
 from shoal.errors import EmptyInput, InvalidValue, ShoalError
 from shoal.pipelines import prompts
-from shoal.pipelines.jobs import Entry, Text, in_order
+from shoal.pipelines.jobs import Entry, Known, Text, in_order
 from shoal.pipelines.outputs import PLAIN, check_kinds, finite
 from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
 from shoal.pipelines.tokenizer import TextTokenizer, byte_size
@@ -103,6 +103,7 @@ class StringPipeline:
             "tokens": spec.tokens,
             "multi": spec.multi,
         }
+        self._known: Known[_Asked] = Known()
         self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
 
     @property
@@ -112,13 +113,7 @@ class StringPipeline:
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
         truncation_direction, a kind of vectors)."""
-        assert isinstance(task, Embed)
-        check_kinds(task.outputs, self.spec.kinds)
-        self._prompt(task)
-        if "dense" in task.outputs:
-            gives_raw = "normalize" in self._passes or not self.spec.normalized
-            check_shape(task, self.spec.dimension, gives_raw=gives_raw)
-        self._cutting.check(task)
+        self._asked(task)
 
     def estimate(self, item: Item) -> int:
         assert not isinstance(item, tuple | Image)
@@ -163,15 +158,20 @@ class StringPipeline:
             return ""  # the model puts the words of a role before a text itself
         return prompts.resolve(self.spec, task.prompt_name, task.input_type)
 
-    def _asked(self, task: Batched) -> _Asked | ShoalError:
+    def _asked(self, task: Batched) -> _Asked:
         assert isinstance(task, Embed)
-        try:
-            prompt = self._prompt(task)
-            check_kinds(task.outputs, self.spec.kinds)
-        except ShoalError as error:
-            return error
+        return self._known.of(task, self._worked_out)
+
+    def _worked_out(self, task: Embed) -> _Asked:
         kinds = task.outputs
-        shape = shape_of(task, self.spec.dimension, self._normalize) if "dense" in kinds else _WHOLE
+        check_kinds(kinds, self.spec.kinds)
+        prompt = self._prompt(task)
+        shape = _WHOLE
+        if "dense" in kinds:
+            gives_raw = "normalize" in self._passes or not self.spec.normalized
+            check_shape(task, self.spec.dimension, gives_raw=gives_raw)
+            shape = shape_of(task, self.spec.dimension, self._normalize)
+        self._cutting.check(task)
         params = self._params(task, shape)
         names = tuple([self._names[kind] for kind in kinds])
         told = tuple(params.items())

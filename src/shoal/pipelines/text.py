@@ -11,7 +11,7 @@ import numpy as np
 from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines import pooling, prompts
-from shoal.pipelines.jobs import Entry, Text, in_order
+from shoal.pipelines.jobs import Entry, Known, Text, in_order
 from shoal.pipelines.late_interaction import Sides
 from shoal.pipelines.outputs import PLAIN, Heads, check_kinds
 from shoal.pipelines.outputs import Asked as AskedRow
@@ -84,6 +84,7 @@ class TextPipeline:
         self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
         self._normalize = normalize
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
+        self._known: Known[_Asked] = Known()
 
     @property
     def work(self) -> Work:
@@ -91,11 +92,7 @@ class TextPipeline:
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
-        assert isinstance(task, Embed)
-        check_kinds(task.outputs, self._kinds)
-        self._prompt(task)
-        if "dense" in task.outputs:
-            check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
+        self._asked(task)
 
     def estimate(self, item: Item) -> int:
         """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
@@ -139,15 +136,17 @@ class TextPipeline:
                     vectors[place] = np.zeros_like(vector)
         return vectors
 
-    def _asked(self, task: Batched) -> _Asked | ShoalError:
+    def _asked(self, task: Batched) -> _Asked:
         assert isinstance(task, Embed)
-        try:
-            prompt = self._prompt(task)
-            check_kinds(task.outputs, self._kinds)
-        except ShoalError as error:
-            return error
+        return self._known.of(task, self._worked_out)
+
+    def _worked_out(self, task: Embed) -> _Asked:
         kinds = task.outputs
+        check_kinds(kinds, self._kinds)
+        prompt = prompts.resolve(self.spec, task.prompt_name, task.input_type)
         dense = "dense" in kinds
+        if dense:
+            check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
         return _Asked(
             prompt=prompt,
             added=prompts.added_by(task, prompt),
@@ -160,9 +159,6 @@ class TextPipeline:
             outputs=self._heads.outputs(kinds),
             group=self._heads.group(kinds),
         )
-
-    def _prompt(self, task: Embed) -> str:
-        return prompts.resolve(self.spec, task.prompt_name, task.input_type)
 
     def _prompt_length(self, prompt: str) -> int:
         """As sentence-transformers counts it: the tokens of the prompt alone, without a special token at their end."""

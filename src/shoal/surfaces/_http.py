@@ -84,7 +84,7 @@ class Front:
                     await self._admit(request, found, receive)
                     watch.body_read()
                     reply = await found.operation.endpoint(request)
-                    if isinstance(reply.body, AsyncIterator):
+                    if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
             if request.begun:
@@ -113,9 +113,9 @@ class Front:
 
     async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
         body = reply.body
-        assert not isinstance(body, AsyncIterator)
+        assert isinstance(body, bytes | list)
         pieces = body if isinstance(body, list) else [body]
-        length = len(body) if isinstance(body, bytes) else sum(map(len, body))
+        length = sum(map(len, pieces))
         headers = self._headers(request, reply)
         if reply.status != 204:
             headers.append((b"content-length", b"%d" % length))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -132,7 +132,7 @@ def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
         items = [items]
     _tei_replies.check_count(len(items), limit)
     _check_not_empty(items)
-    return cast(list[TextItem], items)
+    return items
 
 
 def _check_not_empty(inputs: Sequence[TextItem]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import TooManyInputs
 from shoal.surfaces import _facts, _wire_tei
@@ -38,7 +38,7 @@ def check_count(count: int, limit: int) -> None:
 
 
 def direction(given: str | None) -> Direction:
-    return cast(Direction, (given or "right").lower())
+    return "left" if given is not None and given.lower() == "left" else "right"
 
 
 def characters(inputs: Sequence[str | Sequence[Any]]) -> int:

@@ -93,7 +93,7 @@ async def test_a_call_that_finds_it_gone(server: Server, presence: Presence) -> 
     """It is looked at now, and not when its next look would be."""
     begin(presence, look_s=60.0)
     await asyncio.sleep(0)
-    with pytest.raises(TransportFailed, match="cut"), presence.calling():
+    with pytest.raises(TransportFailed, match="cut"), presence:
         raise TransportFailed("cut")
     assert (presence.ready, presence.reason) == (False, "cut")
     await until(lambda: presence.ready)
@@ -101,7 +101,7 @@ async def test_a_call_that_finds_it_gone(server: Server, presence: Presence) -> 
 
 
 async def test_other_failures_are_not_its_absence(presence: Presence) -> None:
-    with pytest.raises(ShoalError), presence.calling():
+    with pytest.raises(ShoalError), presence:
         raise DeadlineExceeded("slow")
     assert presence.ready
 
@@ -120,11 +120,11 @@ async def test_a_bug_does_not_end_the_watch(
 
 async def test_closing_waits_for_calls(presence: Presence) -> None:
     begin(presence)
-    with presence.calling():
+    with presence:
         closing = asyncio.create_task(presence.aclose())
         await asyncio.sleep(0)
         assert not closing.done()
     await closing
     await presence.aclose()
-    with pytest.raises(TransportFailed, match="m-0 is closed"), presence.calling():
+    with pytest.raises(TransportFailed, match="m-0 is closed"), presence:
         pass

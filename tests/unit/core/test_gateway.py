@@ -69,6 +69,11 @@ class Told(Observer):
         assert 0 <= seconds < 10
         self.calls.append(("finished", model, task, outcome, result))
 
+    async def heard(self) -> list[tuple[Any, ...]]:
+        """All of them: what was counted is told behind the answer."""
+        await asyncio.sleep(0)
+        return self.calls
+
 
 def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, Told]:
     """Models m0, m1 ... (m0 also as "alias"); None is one that still loads."""
@@ -104,7 +109,7 @@ async def test_a_task_reaches_its_model(name: str) -> None:
     runner = Embedder()
     gate, told = gateway(runner, Embedder(error=EngineFailed("the wrong one")))
     assert await gate.run(embed(name, *"abcdefghi"), soon()) is runner.answer
-    assert told.calls == [
+    assert await told.heard() == [
         ("accepted", "m0", "embed", 9, "bulk"),
         ("finished", "m0", "embed", "ok", runner.answer),
     ]
@@ -117,14 +122,14 @@ async def test_unknown_models_are_refused() -> None:
         await gate.run(embed("nobody"), soon())
     with pytest.raises(ModelNotFound):
         await text_of(gate, generate(model="nobody"), soon())
-    assert told.calls == [("refused", "model_not_found"), ("refused", "model_not_found")]
+    assert await told.heard() == [("refused", "model_not_found"), ("refused", "model_not_found")]
 
 
 async def test_surfaces_report_what_they_refuse() -> None:
     """The kind of the error is the reason."""
     gate, told = gateway()
     gate.refused(TooLong("x"))
-    assert told.calls == [("refused", "too_long")]
+    assert await told.heard() == [("refused", "too_long")]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) ->
     with pytest.raises(type(error)) as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
     assert caught.value is error
-    assert [call[:4] for call in told.calls] == [
+    assert [call[:4] for call in await told.heard()] == [
         ("accepted", "m0", task, 1),
         ("finished", "m0", task, error.kind),
     ]
@@ -150,7 +155,7 @@ async def test_bugs_become_internal_errors(task: TaskKind) -> None:
     with pytest.raises(InternalError, match="by hand") as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert told.calls[1:] == [("finished", "m0", task, "internal", None)]
+    assert (await told.heard())[1:] == [("finished", "m0", task, "internal", None)]
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
@@ -163,7 +168,7 @@ async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
     await until(lambda: bool(runner.begun))
     call.cancel()
     assert isinstance((await gathered(call))[0], asyncio.CancelledError)
-    assert told.calls[1:] == [("finished", "m0", task, "cancelled", None)]
+    assert (await told.heard())[1:] == [("finished", "m0", task, "cancelled", None)]
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
@@ -174,7 +179,7 @@ async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
     with pytest.raises(DeadlineExceeded, match="allow more time"):
         await (gate.run(embed(), soon(-0.001)) if task == "embed" else text_of(gate, generate(), soon(-0.001)))
     assert not runner.begun
-    assert told.calls[1:] == [("finished", "m0", task, "deadline", None)]
+    assert (await told.heard())[1:] == [("finished", "m0", task, "deadline", None)]
 
 
 async def test_a_model_is_asked_only_for_what_it_can() -> None:
@@ -185,7 +190,7 @@ async def test_a_model_is_asked_only_for_what_it_can() -> None:
     assert caught.value.param == "model"
     with pytest.raises(Unsupported, match="'m1' cannot embed; it can: generate"):
         await gate.run(embed("m1"), soon())
-    assert [call[3] for call in told.calls if call[0] == "finished"] == ["unsupported"] * 2
+    assert [call[3] for call in await told.heard() if call[0] == "finished"] == ["unsupported"] * 2
 
 
 async def test_no_input_is_an_error() -> None:
@@ -196,7 +201,10 @@ async def test_no_input_is_an_error() -> None:
         await gate.run(Embed(model="", inputs=[]), soon())
     assert caught.value.param == "input"
     assert not runner.begun
-    assert told.calls == [("accepted", "m0", "embed", 0, "interactive"), ("finished", "m0", "embed", "empty", None)]
+    assert await told.heard() == [
+        ("accepted", "m0", "embed", 0, "interactive"),
+        ("finished", "m0", "embed", "empty", None),
+    ]
 
 
 async def test_a_loading_model_says_so() -> None:
@@ -206,14 +214,17 @@ async def test_a_loading_model_says_so() -> None:
         await gate.run(embed(), soon())
     with pytest.raises(ModelNotReady):
         await text_of(gate, generate(), soon())
-    assert [call[3] for call in told.calls if call[0] == "finished"] == ["not_ready"] * 2
+    assert [call[3] for call in await told.heard() if call[0] == "finished"] == ["not_ready"] * 2
 
 
 async def test_a_stream_passes_every_chunk() -> None:
     """In order, and told once as ok."""
     gate, told = gateway(Embedder(("generate",)))
     assert await text_of(gate, generate(), soon()) == "a b c"
-    assert told.calls == [("accepted", "m0", "generate", 1, "interactive"), ("finished", "m0", "generate", "ok", None)]
+    assert await told.heard() == [
+        ("accepted", "m0", "generate", 1, "interactive"),
+        ("finished", "m0", "generate", "ok", None),
+    ]
 
 
 async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
@@ -223,7 +234,7 @@ async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
     async with aclosing(gate.stream(generate(), soon())) as chunks:
         await anext(chunks)
     assert runner.streams_closed == 1
-    assert told.calls[-1] == ("finished", "m0", "generate", "cancelled", None)
+    assert (await told.heard())[-1] == ("finished", "m0", "generate", "cancelled", None)
     assert await text_of(gate, generate(), soon()) == "a b c"
 
 
@@ -244,7 +255,7 @@ async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() ->
     assert runner.release is not None
     runner.release.set()
     assert [*await asyncio.gather(holds, stays)] == ["a b c", "a b c"]
-    outcomes = [call[3] for call in told.calls if call[0] == "finished"]
+    outcomes = [call[3] for call in await told.heard() if call[0] == "finished"]
     assert outcomes == ["deadline", "cancelled", "ok", "ok"]
 
 
@@ -504,7 +515,7 @@ async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
     front.takes("m1", "image")
     with pytest.raises(ModelNotFound):
         front.takes("nobody", "image")
-    assert told.calls == [("refused", "model_not_found")]
+    assert await told.heard() == [("refused", "model_not_found")]
     runner.facts = replace(runner.facts, modalities=("text", "image"))
     front.takes("", "image")
     await front.run(Embed(model="", inputs=[PICTURE, "a"]), soon())

@@ -111,10 +111,12 @@ def test_the_gateway_tells_what_was_asked(virtual: Run[None]) -> None:
     async def main() -> None:
         served, told = gateway(embedder=FakeScript(), ranker=FakeScript(labels=1), judge=FakeScript(labels=3))
         ranked = await served.run(rerank(*DOCUMENTS), context())
+        await asyncio.sleep(0)  # what was counted is told behind the answer
         judged = await served.run(Classify(model="judge", inputs=["x"]), context())
         assert ranked.scores.tolist() == expected("q", *DOCUMENTS)
         assert judged.scores.shape == (1, 3)
         assert judged.scores.sum() == pytest.approx(1.0)
+        await asyncio.sleep(0)
         assert told.calls == [
             ("ranker", "rerank", 3, "interactive"),
             ("ranker", "rerank", "ok"),

@@ -115,7 +115,7 @@ class UpstreamEngine:
     ) -> dict[str, Array]:
         if unknown := set(outputs) - set(self._facts.outputs):
             raise InternalError(f"{self._facts.name} has no output {unknown.pop()!r}")
-        with self._presence.calling():
+        with self._presence:
             values, tokens = await self._answered(items_of(inputs), params, deadline)
         found: dict[str, Array] = {self._facts.outputs[0]: values, "token_count": tokens[:, None]}
         return {name: found[name] for name in outputs}

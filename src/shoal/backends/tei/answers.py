@@ -144,13 +144,13 @@ def _array(rows: Sequence[Row]) -> Vectors:
 async def _rows(body: bytes, count: int | None, where: str, what: str) -> Vectors:
     """The rows of a matrix, all of one length: float32 [count, dimension]."""
     rows: list[Vectors] = []
+    lengths: set[int] = set()
     for piece in _pieces(body, _VECTORS, count, where):
-        if len({len(row) for row in piece}) > 1:
-            raise EngineFailed(f"the server at {where} answered {what} of several lengths")
+        lengths.update(map(len, piece))
+        if len(lengths) != 1 or 0 in lengths:
+            raise EngineFailed(f"the server at {where} answered {what} of several lengths, or of none")
         rows.append(_array(piece))
         await _turn(len(body))
-    if len({each.shape[1:] for each in rows}) != 1 or not rows[0].size:
-        raise EngineFailed(f"the server at {where} answered {what} of several lengths, or of none")
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 

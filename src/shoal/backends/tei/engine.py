@@ -121,7 +121,7 @@ class TeiEngine:
     ) -> dict[str, Array]:
         if unknown := set(outputs) - set(self._facts.outputs):
             raise InternalError(f"{self._name} has no output {unknown.pop()!r}")
-        with self._presence.calling():
+        with self._presence:
             self._running += 1
             try:
                 return await self._answered(items_of(inputs), outputs, params, deadline)
@@ -166,7 +166,8 @@ class TeiEngine:
         counts: list[int] = []
         for name in names:
             parts, counts = await self._called(name, items, params, deadline)
-            if name == "embedding" and len({part.shape[1] for part in parts}) > 1:  # while `dimension` is not known
+            # The lengths may differ while `dimension` is not known.
+            if name == "embedding" and len(parts) > 1 and len({part.shape[1] for part in parts}) > 1:
                 raise EngineFailed(f"the server at {self.link.base} answered vectors of several lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]

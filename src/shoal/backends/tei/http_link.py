@@ -121,8 +121,9 @@ def _room(name: str, count: int, shape: Shape) -> Room:
 
 def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
     """The tokens of each item: those of the call divided by size, or guessed where the server does not count."""
-    sizes = [size_in_bytes(item) for item in items]
     told = answer.headers.get(TOKENS, "")
-    if told.isascii() and told.isdigit() and 0 < len(told) < 16:
-        return divided(int(told), sizes)
-    return [guessed(size) for size in sizes]
+    known = told.isascii() and told.isdigit() and 0 < len(told) < 16
+    if known and len(items) == 1:
+        return [int(told)]
+    sizes = [size_in_bytes(item) for item in items]
+    return divided(int(told), sizes) if known else [guessed(size) for size in sizes]
