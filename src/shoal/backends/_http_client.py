@@ -193,37 +193,30 @@ class Client:
         self, method: str, path: str, body: bytes, deadline: float, request_id: str
     ) -> aiohttp.ClientResponse:
         while True:
+            if self._closed:
+                raise Unreached(f"the connection to {self.base} is closed: send the request again")
+            began = time.monotonic()
+            if deadline <= began:
+                raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
+            use = _Use()
+            _use.set(use)
             try:
-                return await self._sent(method, path, body, deadline, request_id)
-            except _Stale:  # at most once for each idle connection: a new one never is
-                continue
-
-    async def _sent(
-        self, method: str, path: str, body: bytes, deadline: float, request_id: str
-    ) -> aiohttp.ClientResponse:
-        if self._closed:
-            raise Unreached(f"the connection to {self.base} is closed: send the request again")
-        began = time.monotonic()
-        if deadline <= began:
-            raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
-        use = _Use()
-        _use.set(use)
-        try:
-            return await self._session.request(
-                method,
-                self.base + path if path.startswith("/") else path,
-                data=None if not body else body if len(body) <= PIECE_BYTES else io.BytesIO(body),
-                headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
-                allow_redirects=False,
-            )
-        except aiohttp.ClientConnectorError as error:  # there is no connection
-            raise transport_error(error, self.base) from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not use.new and not self._closed and time.monotonic() - began < STALE_S:
-                raise _Stale from error
-            raise transport_error(error, self.base) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise transport_error(error, self.base) from error
+                return await self._session.request(
+                    method,
+                    self.base + path if path.startswith("/") else path,
+                    data=None if not body else body if len(body) <= PIECE_BYTES else io.BytesIO(body),
+                    headers={"x-request-id": request_id} if _REQUEST_ID.fullmatch(request_id) else None,
+                    allow_redirects=False,
+                )
+            except aiohttp.ClientConnectorError as error:  # there is no connection
+                raise transport_error(error, self.base) from error
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if use.new or self._closed or time.monotonic() - began >= STALE_S:
+                    raise transport_error(error, self.base) from error
+                # The server closed an idle connection while the request was on its way: nothing of it was answered.
+                # At most once for each idle connection: a new one never is stale.
+            except (aiohttp.ClientError, OSError) as error:
+                raise transport_error(error, self.base) from error
 
 
 async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) -> T:
@@ -251,10 +244,6 @@ async def _ended(response: aiohttp.ClientResponse) -> None:
                 pass
     except (TimeoutError, aiohttp.ClientError, OSError):  # the answer is complete; only the connection is of no use
         pass
-
-
-class _Stale(Exception):
-    """The server closed an idle connection while a request was on its way: nothing of it was answered."""
 
 
 class _Use:

@@ -81,7 +81,7 @@ class UpstreamEngine:
         self._calls = tuple(calls) or (Embeddings(),)
         self._presence = Presence(name, logger, look=lambda: look(client), admit=lambda: admit(self), serving=serving)
         output = self._calls[0].output
-        self._facts = EngineFacts(
+        self.facts = EngineFacts(
             name=name,
             inputs=("text",) if output == "embedding" else ("text", "pair"),
             outputs=(output, "token_count"),
@@ -93,10 +93,6 @@ class UpstreamEngine:
             precision="",
             details={"server": client.base, "routes": [each.path for each in self._calls]},
         )
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
 
     @property
     def reason(self) -> str:
@@ -113,11 +109,11 @@ class UpstreamEngine:
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        if unknown := set(outputs) - set(self._facts.outputs):
-            raise InternalError(f"{self._facts.name} has no output {unknown.pop()!r}")
+        if unknown := set(outputs) - set(self.facts.outputs):
+            raise InternalError(f"{self.facts.name} has no output {unknown.pop()!r}")
         with self._presence:
             values, tokens = await self._answered(items_of(inputs), params, deadline)
-        found: dict[str, Array] = {self._facts.outputs[0]: values, "token_count": tokens[:, None]}
+        found: dict[str, Array] = {self.facts.outputs[0]: values, "token_count": tokens[:, None]}
         return {name: found[name] for name in outputs}
 
     async def aclose(self) -> None:
@@ -131,7 +127,7 @@ class UpstreamEngine:
         for calls, places in self._grouped(items):
             done = 0
             while done < len(places):
-                some = places[done : done + self._facts.max_batch_size]
+                some = places[done : done + self.facts.max_batch_size]
                 given = [items[place] for place in some]
                 rows = await self._called(calls, given, params, deadline)
                 if rows is None:
@@ -180,8 +176,8 @@ class UpstreamEngine:
                 limit = batch_limit(answer.own_words)
                 if limit is None or limit >= len(items):
                     break
-                logger.info("%s takes %d texts at once: batches are cut to that", self._facts.name, limit)
-                self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
+                logger.info("%s takes %d texts at once: batches are cut to that", self.facts.name, limit)
+                self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
                 return None
         raise engine_error(answer, self.client.base)
 

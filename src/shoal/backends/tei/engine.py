@@ -98,11 +98,7 @@ class TeiEngine:
         self._looks = 0
         self._admit = admit
         self._presence = Presence(name, logger, look=self._look, admit=self._admitted, serving=serving)
-        self._facts = self._stated()
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
+        self.facts = self._stated()
 
     @property
     def reason(self) -> str:
@@ -119,7 +115,7 @@ class TeiEngine:
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        if unknown := set(outputs) - set(self._facts.outputs):
+        if unknown := set(outputs) - set(self.facts.outputs):
             raise InternalError(f"{self._name} has no output {unknown.pop()!r}")
         with self._presence:
             self._running += 1
@@ -180,7 +176,7 @@ class TeiEngine:
         parts: list[Array] = []
         counts: list[int] = []
         while len(counts) < len(items):
-            some = items[len(counts) : len(counts) + self._facts.max_batch_size]
+            some = items[len(counts) : len(counts) + self.facts.max_batch_size]
             width, shape = self._token_width if name == "tokens" else self.dimension, self._shape
             if shape.width != width or shape.info is not self.info:
                 shape = self._shape = Shape(self.info, width)
@@ -200,7 +196,7 @@ class TeiEngine:
         """No more inputs in a call from now on."""
         logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
         self._refused = limit
-        self._facts = replace(self._facts, max_batch_size=min(limit, self._facts.max_batch_size))
+        self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 
     def _checked(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
         """The rows, if they are of this model."""
@@ -232,13 +228,13 @@ class TeiEngine:
         if not info.same_model(self.info):
             self._presence.lost(EngineFailed(f"the server at {self.link.base} has another model: {info.model_id}"))
         self.info, self._refused = info, None
-        self._facts = self._stated()
+        self.facts = self._stated()
 
     async def _ask(self) -> None:
         """Whether the model is the same still. Not while that could take a permit that a batch needs: whoever restarts
         a server breaks the calls that it runs, which brings it out of service anyway."""
         self._looks += 1
-        facts = self._facts
+        facts = self.facts
         spare = not self._running or facts.slots * facts.max_batch_size < self.info.max_concurrent_requests
         if self._same is None or not self.ready() or self._looks % ASK_EVERY or not spare:
             return
