@@ -1,0 +1,65 @@
+"""What tasks ask for, worked out once for all that ask for the same."""
+
+import pytest
+
+from shoal.errors import InvalidValue
+from shoal.pipelines.jobs import KNOWN, KNOWN_NAME, Known
+from shoal.types import Embed
+
+
+class Worker:
+    """Works out the name of a prompt, and remembers for which task it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Embed] = []
+
+    def __call__(self, task: Embed) -> str:
+        self.asked.append(task)
+        if task.prompt_name == "bad":
+            raise InvalidValue("no such prompt", param="prompt_name")
+        return f"{task.prompt_name} {task.dimensions}"
+
+
+def embed(*inputs: str, model: str = "m", prompt_name: str | None = None, dimensions: int | None = None) -> Embed:
+    return Embed(model=model, inputs=list(inputs), prompt_name=prompt_name, dimensions=dimensions)
+
+
+def test_inputs_and_names_of_models_make_no_difference() -> None:
+    known: Known[str] = Known()
+    worker = Worker()
+    answers = [known.of(task, worker) for task in (embed("a"), embed("b", "c"), embed("a", model="alias"))]
+    assert answers == ["None None"] * 3
+    assert len(worker.asked) == 1
+
+
+def test_every_option_does() -> None:
+    known: Known[str] = Known()
+    worker = Worker()
+    asked = [embed("a"), embed("a", prompt_name="q"), embed("a", dimensions=2), embed("a", prompt_name="q")]
+    assert [known.of(task, worker) for task in asked] == ["None None", "q None", "None 2", "q None"]
+    assert len(worker.asked) == 3
+
+
+def test_refusals_are_told_anew() -> None:
+    known: Known[str] = Known()
+    worker = Worker()
+    for _ in range(2):
+        with pytest.raises(InvalidValue, match="no such prompt"):
+            known.of(embed("a", prompt_name="bad"), worker)
+    assert len(worker.asked) == 2
+
+
+def test_what_users_invent_does_not_stay() -> None:
+    """Neither a long name nor any number of short ones: what is remembered is bounded."""
+    known: Known[str] = Known()
+    worker = Worker()
+    long = "x" * (KNOWN_NAME + 1)
+    for _ in range(2):
+        assert known.of(embed("a", prompt_name=long), worker) == f"{long} None"
+    assert len(worker.asked) == 2
+    for number in range(KNOWN + 1):
+        known.of(embed("a", dimensions=number), worker)
+    known.of(embed("a", dimensions=KNOWN), worker)
+    assert len(worker.asked) == 2 + KNOWN + 1
+    known.of(embed("a", dimensions=0), worker)
+    assert len(worker.asked) == 2 + KNOWN + 2
