@@ -108,7 +108,7 @@ class Lane:
         self._observer = observer or Observer()
         self._clock = clock
         self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
-        self._intake = Intake(pipeline, threads, self._prepared)
+        self._intake = Intake(pipeline, threads, self._prepared, self._held)
         self._parts: deque[_Part] = deque()
         self._twins = Twins()
         self._pendings: set[Pending] = set()
@@ -220,6 +220,11 @@ class Lane:
         self._observer.queued(self.options.model, len(outcomes), tokens)
         self._pump()
 
+    def _held(self) -> int:
+        """Items that are prepared and not answered."""
+        running = sum(len(run.items) for run in self._runs)
+        return self._planner.items + running + sum(len(part.items) for part in self._parts)
+
     def _from_cache(self, pending: Pending, index: int, prepared: Prepared) -> bool:
         cache = self.options.cache
         if cache is None or prepared.key is None or (found := cache.get(prepared.key)) is None:
@@ -238,6 +243,7 @@ class Lane:
                 self._discard(item)
         if pending.items:
             pending.items.clear()
+            self._intake.go_on()
             for run in self._runs:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
@@ -265,6 +271,7 @@ class Lane:
                 pass
         except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
             self._die(error)
+        self._intake.go_on()
 
     def _launch_next(self) -> bool:
         if not (self._planner.items or self._parts):

@@ -5,7 +5,8 @@ jobs run inline; a large job holds the interpreter between its parts, so jobs ar
 prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one. One
 text cannot be cut: those that alone are more than a job (`JOB_TOKENS`) leave a thread to the others, and a short text
 waits for no thread at all. What a pipeline prepares in microseconds ("light" work) needs none of this: a job a tick,
-on the loop. Items that are "heavy" work are each like a text of more than a job, and may have every thread.
+on the loop. Items that are "heavy" work are each like a text of more than a job, and may have every thread, until as
+many are held as their pipeline allows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import groupby
 from math import inf
 
 from shoal.core.pending import Pending
-from shoal.core.protocols import Pipeline, Prepared
+from shoal.core.protocols import Holding, Pipeline, Prepared
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, ShoalError
 from shoal.types import TrafficClass
@@ -36,10 +37,22 @@ Outcome = tuple[Pending, int, Prepared | ShoalError]
 
 
 class Intake:
-    """Feeds `deliver` with one outcome for every item of every request added, in no promised order."""
+    """Feeds `deliver` with one outcome for every item of every request added, in no promised order.
 
-    def __init__(self, pipeline: Pipeline, threads: Threads, deliver: Callable[[list[Outcome]], None]) -> None:
+    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `go_on` is to
+    be called when they have become fewer.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        threads: Threads,
+        deliver: Callable[[list[Outcome]], None],
+        held: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._pipeline = pipeline
+        self._most_held = pipeline.most_held if isinstance(pipeline, Holding) else inf
+        self._held = held
         self._light = pipeline.work == "light"
         self._heavy = pipeline.work == "heavy"
         self._threads = threads
@@ -64,6 +77,10 @@ class Intake:
         if pending.cursor < len(pending.tokens) and was > AHEAD // 2 >= pending.ahead:
             self.add(pending)
 
+    def go_on(self) -> None:
+        if self._large:
+            self._schedule()
+
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -85,7 +102,7 @@ class Intake:
         inline = INLINE_TOKENS
         threads = self._threads.count
         most_large = threads if self._heavy else max(1, threads - 1)
-        while self._large and self._jobs < threads and self._large_jobs < most_large:
+        while self._large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
             pending = self._large.popleft()
             if not pending.done and (job := _take(pending, 1)[0]):
                 self._large_jobs += 1
@@ -102,6 +119,9 @@ class Intake:
             else:
                 self._send(job)
         self._short(inline)
+
+    def _has_room(self) -> bool:
+        return self._large_jobs + self._held() < self._most_held
 
     def _short(self, inline: int) -> None:
         """While all threads are busy: prepare what is new and short here."""

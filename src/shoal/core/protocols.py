@@ -190,6 +190,15 @@ class Pipeline(Protocol):
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]: ...
 
 
+@runtime_checkable
+class Holding(Protocol):
+    """Optional: a pipeline of heavy work whose prepared items take up what the pipelines of other models need too. Only
+    `most_held` of them are prepared and not answered at once: an engine that hangs keeps that much and no more."""
+
+    @property
+    def most_held(self) -> int: ...
+
+
 class Cache(Protocol):
     """Rows that were computed before, by `Prepared.key`: of one model, in one precision. Bounded; called on the loop,
     so both are quick. `put` copies, since a row may be a view of its whole batch; what `get` answers is read-only."""

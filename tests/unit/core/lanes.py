@@ -36,12 +36,18 @@ class Reports(Observer):
         self.batches.append(report)
 
 
-def make_lane(*scripts: FakeScript, max_items: int = 16384, observer: Observer | None = None, **limits: Any) -> Lane:
+def make_lane(
+    *scripts: FakeScript,
+    max_items: int = 16384,
+    observer: Observer | None = None,
+    pipeline: type[FakePipeline] = FakePipeline,
+    **limits: Any,
+) -> Lane:
     engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
     options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, space="s")
     loop = asyncio.get_running_loop()
     return Lane(
-        FakePipeline(scripts[0]), engines, options, threads=Inline(), observer=observer or Reports(), clock=loop.time
+        pipeline(scripts[0]), engines, options, threads=Inline(), observer=observer or Reports(), clock=loop.time
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakeScript
+from shoal.backends.fake import FakePipeline, FakeScript
 from shoal.core.batcher import Lane
 from shoal.core.planner import Wait
+from shoal.core.protocols import Work
 from shoal.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -186,6 +187,74 @@ def test_what_was_prepared_is_freed_when_nobody_needs_it(
         assert not [one for one in made if one() is not None]
         await running
         assert idle(lane)
+
+    virtual(main)
+
+
+class Holding(FakePipeline):
+    @property
+    def work(self) -> Work:
+        return "heavy"
+
+    @property
+    def most_held(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_lane_holds_no_more_than_its_pipeline_allows(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever becomes of the requests: answered, refused, late, abandoned; and none of them waits for ever."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+        lane = make_lane(FakeScript(delay_ms=10, slots=draw.choice((1, 2))), pipeline=Holding)
+        made: list[weakref.ref[Any]] = []
+        most = 0
+        prepare = lane.pipeline.prepare
+
+        def watched(items: Any) -> Any:
+            nonlocal most
+            entries: Any = prepare(items)
+            made.extend(weakref.ref(entry.tensors["ids"]) for entry in entries)
+            made[:] = [one for one in made if one() is not None]
+            most = max(most, len(made))
+            return entries
+
+        monkeypatch.setattr(lane.pipeline, "prepare", watched)
+        calls = []
+        for number in range(40):
+            words = [f"{number} {index}" for index in range(draw.randint(1, 8))]
+            if draw.random() < 0.1:
+                words[-1] = "reject-item"
+            patience = draw.choice((30.0, 30.0, 30.0, 0.03))
+            calls.append(asyncio.create_task(lane.run(embed(*words), context(patience))))
+            if draw.random() < 0.5:
+                await asyncio.sleep(draw.choice((0.0, 0.005)))
+            if draw.random() < 0.2:
+                draw.choice(calls).cancel()
+        began = asyncio.get_running_loop().time()
+        outcomes = await gathered(*calls)
+        assert asyncio.get_running_loop().time() - began < 25.0
+        answered = [outcome for outcome in outcomes if isinstance(outcome, Embedded)]
+        assert len(answered) > 5
+        await until(lambda: idle(lane))
+        assert 1 < most <= 2 * 5  # the batch that is being answered is let go of a moment later
+
+    virtual(main)
+
+
+def test_an_engine_that_hangs_holds_as_much_and_no_more(virtual: Run[None]) -> None:
+    """Room that other models need: nothing more is prepared before something of it is answered or given up."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=5000), pipeline=Holding)
+        calls = [asyncio.create_task(lane.run(embed(f"{number}"), context(1.0))) for number in range(30)]
+        await asyncio.sleep(0.5)
+        assert lane.queued[0] + sum(rows for rows, _ in engine(lane).batches) == 5
+        assert all(isinstance(outcome, DeadlineExceeded) for outcome in await gathered(*calls))
+        await until(lambda: idle(lane))
 
     virtual(main)
 

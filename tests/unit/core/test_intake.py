@@ -56,7 +56,10 @@ class Desk:
     def __init__(self, count: int = 2, pipeline: Jobs | None = None) -> None:
         self.pipeline, self.gate = pipeline or Jobs(), Gate(count)
         self.delivered: list[Outcome] = []
-        self.intake = Intake(self.pipeline, self.gate, self.delivered.extend)
+        self.answered = 0
+        self.intake = Intake(
+            self.pipeline, self.gate, self.delivered.extend, lambda: len(self.delivered) - self.answered
+        )
 
     def add(self, *inputs: TextItem) -> Pending:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
@@ -401,6 +404,30 @@ async def test_heavy_items_are_jobs_of_their_own() -> None:
     assert ["one"] in desk.jobs[:3]
     for gate in desk.gate.held:
         gate.cancel()
+
+
+class Holding(Heavy):
+    @property
+    def most_held(self) -> int:
+        return 3
+
+
+async def test_as_many_are_held_as_the_pipeline_allows() -> None:
+    """Those in work count too; one more begins when one is answered."""
+    desk = Desk(pipeline=Holding())
+    desk.add(*bulk("b", 10))
+    for delivered, in_work in enumerate((2, 2, 1)):
+        await until(lambda want=(delivered, in_work): (len(desk.delivered), len(desk.gate.held)) == want)  # type: ignore[misc]
+        desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 3)
+    desk.intake.go_on()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not desk.gate.held
+    desk.answered = 1
+    desk.intake.go_on()
+    await until(lambda: len(desk.gate.held) == 1)
+    desk.gate.held.pop().cancel()
 
 
 async def test_heavy_requests_that_are_over_are_not_prepared() -> None:
