@@ -43,8 +43,9 @@ that moment."""
 READ_BYTES = 64 * 2**10
 """What is read ahead of a slow reader, before the server is held back."""
 
-PIECE_BYTES = 2**20
-"""Of a body that aiohttp is given whole. A longer one it wants to read and write in pieces, and warns otherwise."""
+PIECE_BYTES = 2**18
+"""Of a body that is handed over whole. A longer one goes out in pieces of this size, so that a call that is given up
+does not reach a slow server whole."""
 
 STALE_S = 1.0
 """From sending a request until the end of an idle connection that the server had closed before shows. One that ends
@@ -232,7 +233,7 @@ async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) ->
 
 def _left(response: aiohttp.ClientResponse) -> None:
     """Close its connection. One that was read to its end has given it back already."""
-    if not response.content.is_eof():
+    if not response.closed:
         response.close()
 
 

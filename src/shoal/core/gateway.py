@@ -125,10 +125,11 @@ class Gateway:
             outcome = "internal"
             raise InternalError(f"answering failed in an unforeseen way: {error!r}") from error
         finally:
-            model.leave()
             seconds = self._clock() - started
-            # Behind who waits for the answer. Whoever asks for the counts after it comes still later.
+            # Behind who waits for the answer; whoever asks for the counts after it comes still later, and so does an
+            # unload that waits for this request, which forgets them.
             asyncio.get_running_loop().call_soon(self._observer.finished, model.name, kind, outcome, seconds, result)
+            model.leave()
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back.

@@ -36,7 +36,7 @@ class Known(Generic[Asked]):
         found = self._found.get(key)
         if found is None:
             found = work_out(task)
-            if len(self._found) == KNOWN:
+            if len(self._found) >= KNOWN:  # threads share it, and may have stepped over
                 self._found.clear()
             self._found[key] = found
         return found

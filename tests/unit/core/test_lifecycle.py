@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from shoal.core.lifecycle import Entry, Lifecycle, LoadOptions
+from shoal.core.lifecycle import Entry, Lifecycle, LoadOptions, Plan
+from shoal.core.protocols import Runner
+from shoal.core.statistics import Counts
 from shoal.errors import (
     AddressError,
     Conflict,
@@ -21,6 +23,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
+from shoal.types import Embedded
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lives import House
 
@@ -575,3 +578,26 @@ def test_the_settings_have_their_defaults() -> None:
     assert defaults is not None
     assert [defaults[name] for name in ("max_loaded_models", "max_loaded_bytes", "keep_alive_s")] == [0, 0, 0.0]
     assert defaults["unload_timeout_s"] == 30.0
+
+
+def test_an_unload_forgets_the_request_that_it_waited_for(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where closing takes no time: what is loaded under the name next begins at zero."""
+
+    async def main() -> None:
+        house, counts = House(), Counts()
+        monkeypatch.setattr(house.gateway, "_observer", counts)
+        monkeypatch.setattr(house.gateway, "_counts", counts)
+
+        async def close(plan: Plan, runner: Runner) -> None:
+            """At once."""
+
+        monkeypatch.setattr(house.loads, "close", close)
+        await house.loaded("a")
+        asking = asyncio.create_task(house.ask("a"))
+        await asyncio.sleep(0.05)
+        await house.life.unload("a").wait()
+        assert isinstance(await asking, Embedded)
+        await asyncio.sleep(1)
+        assert counts.of("a").inference_stats.success.count == 0
+
+    virtual(main)

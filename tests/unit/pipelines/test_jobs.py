@@ -49,6 +49,21 @@ def test_refusals_are_told_anew() -> None:
     assert len(worker.asked) == 2
 
 
+def test_threads_that_meet_do_not_unbind_it() -> None:
+    """One may fill it up while another, which has just emptied it, is about to add what it found."""
+
+    class Raced(dict[Embed, str]):
+        def clear(self) -> None:
+            super().clear()
+            self.update({Embed(model="", inputs=(), prompt_name=f"of another {number}"): "" for number in range(KNOWN)})
+
+    known: Known[str] = Known()
+    known._found = Raced()
+    for number in range(3 * KNOWN):
+        known.of(embed("a", dimensions=number), Worker())
+    assert len(known._found) <= KNOWN + 1
+
+
 def test_what_users_invent_does_not_stay() -> None:
     """Neither a long name nor any number of short ones: what is remembered is bounded."""
     known: Known[str] = Known()
