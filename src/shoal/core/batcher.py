@@ -184,7 +184,7 @@ class Lane:
             await replica.engine.aclose()
 
     def _prepared(self, outcomes: list[Outcome]) -> None:
-        now = self._clock()
+        now, cache = self._clock(), self.options.cache
         tokens = 0
         for pending, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
@@ -193,7 +193,7 @@ class Lane:
                 continue
             pending.tokens[index] = outcome.tokens
             pending.truncated += outcome.truncated
-            if self._from_cache(pending, index, outcome):
+            if cache is not None and self._from_cache(cache, pending, index, outcome):
                 continue
             leader = self._twins.of(outcome.key, id(pending))
             if leader is not None:
@@ -225,9 +225,8 @@ class Lane:
         running = sum(len(run.items) for run in self._runs)
         return self._planner.items + running + sum(len(part.items) for part in self._parts)
 
-    def _from_cache(self, pending: Pending, index: int, prepared: Prepared) -> bool:
-        cache = self.options.cache
-        if cache is None or prepared.key is None or (found := cache.get(prepared.key)) is None:
+    def _from_cache(self, cache: Cache, pending: Pending, index: int, prepared: Prepared) -> bool:
+        if prepared.key is None or (found := cache.get(prepared.key)) is None:
             return False
         pending.tokens[index] = found.tokens
         self._intake.moved(pending, 1)
@@ -243,7 +242,8 @@ class Lane:
                 self._discard(item)
         if pending.items:
             pending.items.clear()
-            self._intake.go_on()
+            if self._intake.large:
+                self._intake.go_on()
             for run in self._runs:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
@@ -271,7 +271,8 @@ class Lane:
                 pass
         except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
             self._die(error)
-        self._intake.go_on()
+        if self._intake.large:
+            self._intake.go_on()
 
     def _launch_next(self) -> bool:
         if not (self._planner.items or self._parts):
