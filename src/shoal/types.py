@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -231,7 +231,7 @@ def kind_of(task: Task) -> TaskKind:
     return _KINDS[type(task)]
 
 
-_KINDS: dict[type[Task], TaskKind] = {Embed: "embed", Rerank: "rerank", Classify: "classify", Generate: "generate"}
+_KINDS: dict[type[Task], TaskKind] = {each: each.__struct_config__.tag for each in get_args(Task)}
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):

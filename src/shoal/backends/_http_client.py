@@ -232,7 +232,8 @@ async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) ->
 
 
 def _left(response: aiohttp.ClientResponse) -> None:
-    """Close its connection. One that was read to its end has given it back already."""
+    """Close its connection. One that was read to its end has given it back already: aiohttp would make an error of it
+    for a reader that nobody is."""
     if not response.closed:
         response.close()
 

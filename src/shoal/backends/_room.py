@@ -4,7 +4,6 @@ holds the loop, and makes objects of many times the size of the text."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -53,7 +52,6 @@ class Room(NamedTuple):
     objects: int | None = None
 
     @classmethod
-    @lru_cache(1024)
     def of_vectors(cls, count: int, width: int | None) -> Self:
         numbers = count * (width or MOST_WIDTH)
         return cls(_capped(bytes_of(numbers)), 1 + count, numbers - 1)

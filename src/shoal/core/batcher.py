@@ -242,8 +242,6 @@ class Lane:
                 self._discard(item)
         if pending.items:
             pending.items.clear()
-            if self._intake.large:
-                self._intake.go_on()
             for run in self._runs:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
@@ -254,6 +252,7 @@ class Lane:
         if item.queued:
             self._planner.discard(item)
             item.prepared = _NOTHING
+            self._intake.go_on()
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -271,8 +270,7 @@ class Lane:
                 pass
         except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
             self._die(error)
-        if self._intake.large:
-            self._intake.go_on()
+        self._intake.go_on()
 
     def _launch_next(self) -> bool:
         if not (self._planner.items or self._parts):

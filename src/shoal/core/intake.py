@@ -39,8 +39,8 @@ Outcome = tuple[Pending, int, Prepared | ShoalError]
 class Intake:
     """Feeds `deliver` with one outcome for every item of every request added, in no promised order.
 
-    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding). When they
-    have become fewer and somebody waits in `large`, `go_on` is to be called.
+    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `go_on` is to
+    be called when they have become fewer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Intake:
         pipeline: Pipeline,
         threads: Threads,
         deliver: Callable[[list[Outcome]], None],
-        held: Callable[[], int] = lambda: 0,
+        held: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
         self._most_held = pipeline.most_held if isinstance(pipeline, Holding) else inf
@@ -58,7 +58,7 @@ class Intake:
         self._threads = threads
         self._deliver = deliver
         self._waiting: dict[TrafficClass, deque[Pending]] = {"interactive": deque(), "bulk": deque()}
-        self.large: deque[Pending] = deque()
+        self._large: deque[Pending] = deque()
         self._fresh: deque[Pending] = deque()
         self._jobs = 0
         self._large_jobs = 0
@@ -78,8 +78,8 @@ class Intake:
             self.add(pending)
 
     def go_on(self) -> None:
-        """Fewer are held: what waits in `large` may have its turn."""
-        self._schedule()
+        if self._large:
+            self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -88,7 +88,7 @@ class Intake:
 
     def _put(self, pending: Pending) -> None:
         large = self._heavy or (not self._light and _next(pending) > JOB_TOKENS)
-        (self.large if large else self._waiting[pending.traffic]).append(pending)
+        (self._large if large else self._waiting[pending.traffic]).append(pending)
 
     def _tick(self) -> None:
         self._scheduled = False
@@ -102,8 +102,8 @@ class Intake:
         inline = INLINE_TOKENS
         threads = self._threads.count
         most_large = threads if self._heavy else max(1, threads - 1)
-        while self.large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            pending = self.large.popleft()
+        while self._large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
+            pending = self._large.popleft()
             if not pending.done and (job := _take(pending, 1)[0]):
                 self._large_jobs += 1
                 self._send(job, large=True)

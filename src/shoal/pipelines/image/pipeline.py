@@ -39,15 +39,11 @@ class ImagePipeline:
         self._preprocessing = Preprocessing(spec, budget=budget)
         self._kept = 2 * 4 * 3 * spec.size[0] * spec.size[1]
         # Half of the budget: what a model holds whose engine hangs leaves the other half to all others.
-        self._most_held = max(1, budget.total // 2 // self._kept)
+        self.most_held = max(1, budget.total // 2 // self._kept)
 
     @property
     def work(self) -> Work:
         return "heavy"
-
-    @property
-    def most_held(self) -> int:
-        return self._most_held
 
     def check(self, task: Batched) -> None:
         """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name).

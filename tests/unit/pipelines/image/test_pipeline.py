@@ -165,7 +165,7 @@ def test_texts_are_refused(item: Item) -> None:
 
 
 def test_the_operator_may_keep_vectors_as_they_are() -> None:
-    """Whatever a request asks; `light` is false, because decoding takes long and lets other threads run."""
+    """Whatever a request asks; its work is heavy, because decoding takes long and lets other threads run."""
     rows = np.full((1, SPEC.dimension), 2.0, dtype=np.float32)
     lengths: list[float] = []
     for normalize in (None, True, False):
