@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from shoal.types import Vectors
+from tests.fakes.closing import close
 
 DONE = b"data: [DONE]\n\n"
 DIMENSION = 8
@@ -176,7 +177,7 @@ class FakeUpstream:
     async def stop(self) -> None:
         """Close the port and every connection."""
         if self._server is not None:
-            self._server.close()
+            await close(self._server)
             self._server = None
         for task in self._tasks:
             task.cancel()
@@ -187,6 +188,8 @@ class FakeUpstream:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # not at its own end, which a task that is cancelled before it begins does not reach
+        task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -211,8 +214,6 @@ class FakeUpstream:
                     return
         except (ConnectionError, asyncio.IncompleteReadError):
             return
-        finally:
-            writer.close()
 
     def _script(self, request: Request) -> Script:
         below = request.path.startswith(self.prefix)

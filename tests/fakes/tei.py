@@ -26,6 +26,7 @@ import orjson
 from aiohttp import web
 
 from shoal.types import Array
+from tests.fakes.closing import close
 from tests.fakes.tei_model import CLS, SEP, Script, draw, ids_of, word_id
 
 PERMITS_UP_FRONT = frozenset({"/embed", "/embed_all", "/embed_sparse", "/v1/embeddings"})
@@ -71,6 +72,7 @@ class FakeTei:
         self.most_permits = 0
         self._arrived = asyncio.Condition()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     @property
     def base(self) -> str:
@@ -120,15 +122,17 @@ class FakeTei:
         app.router.add_get("/control", self._told)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port or port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._runner.server, "127.0.0.1", self.port or port)
+        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Close the port and every connection."""
-        if self._runner is not None:
+        if self._runner is not None and self._listener is not None:
+            await close(self._listener)
             await self._runner.cleanup()
-            self._runner = None
+            self._runner = self._listener = None
 
     async def _health(self, request: web.Request) -> web.Response:
         if self.script.unhealthy:

@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.fetching.allowed import Allowed
 from shoal.fetching.fetcher import Fetcher
+from tests.fakes.closing import close
 
 Answer = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]
 
@@ -97,7 +98,7 @@ async def web(host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | N
     try:
         yield made
     finally:
-        server.close()
+        await close(server)
         await made.until(lambda: made.busy == 0)
 
 
