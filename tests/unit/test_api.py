@@ -517,6 +517,25 @@ class TestLife:
         run = _run(program)
         assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
+    def test_the_main_thread_has_ended(self) -> None:
+        """Other threads go on, but Python lends no more: who needs one is told so, and does not wait for ever."""
+        program = (
+            "import threading, shoal\n"
+            "s = shoal.open('fake:')\n"
+            "s.embed(['loaded'])\n"
+            "def work():\n"
+            "    threading.main_thread().join()\n"
+            "    print(s.embed(['short']).shape)\n"
+            "    try:\n"
+            "        s.embed(['word ' * 1000] * 3)\n"
+            "    except shoal.CapacityError as error:\n"
+            "        print(error)\n"
+            "threading.Thread(target=work).start()\n"
+        )
+        run = _run(program)
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.startswith("(1, 32)\nPython lends no threads once the main thread has ended")
+
     def test_an_interrupt_ends_a_call(self) -> None:
         """Ctrl-C in a call that waits: the program goes on, and so do others' calls."""
         program = (

@@ -204,7 +204,9 @@ class Intake:
         self._jobs -= 1
         self._large_jobs -= large
         if not future.cancelled():
-            self._finish(job, future.result())
+            error = future.exception()
+            # no thread was to be had: the job never began, and nobody else tells those who wait for it
+            self._finish(job, ([error] * len(job), 0.0) if isinstance(error, ShoalError) else future.result())
         self._schedule()
 
     def _finish(self, job: list[tuple[Pending, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:

@@ -12,7 +12,7 @@ from shoal.core.limits import traffic_of
 from shoal.core.pending import Pending
 from shoal.core.protocols import Prepared, Work
 from shoal.core.threads import Threads
-from shoal.errors import InternalError, InvalidValue, ShoalError
+from shoal.errors import InternalError, InvalidValue, ShoalError, Unavailable
 from shoal.types import Batched, Embed, TextItem
 from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import until
@@ -382,6 +382,21 @@ async def test_a_cancelled_job_gives_its_thread_back() -> None:
     desk.gate.let_go()
     await until(lambda: len(desk.delivered) == 1)
     assert len(desk.jobs) == 1
+
+
+async def test_a_job_that_gets_no_thread_fails_its_items() -> None:
+    """Nobody waits for what never began, and the next job is tried again."""
+    desk = Desk(count=1)
+    desk.add(LONG, "short")
+    await until(lambda: bool(desk.gate.held))
+    desk.gate.held.pop().set_exception(Unavailable("no thread"))
+    await until(lambda: len(desk.delivered) == 2)
+    assert [str(outcome) for _, _, outcome in desk.delivered] == ["no thread"] * 2
+    desk.add(LONG)
+    await until(lambda: bool(desk.gate.held))
+    desk.gate.let_go()
+    await until(lambda: len(desk.delivered) == 3)
+    assert isinstance(desk.delivered[-1][2], Prepared)
 
 
 class Heavy(Jobs):

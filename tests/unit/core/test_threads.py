@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from shoal.core.threads import Threads
+from shoal.errors import Unavailable
 from tests.unit.core.conftest import gathered, until
 
 
@@ -36,5 +37,15 @@ async def test_no_more_than_count_at_once_and_close_drops_the_rest() -> None:
     outcomes = await gathered(*calls)
     assert outcomes[:2] == [1, 1]
     assert isinstance(outcomes[2], asyncio.CancelledError)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Unavailable, match="no thread can be had for the work .*: try again later"):
         await threads.run(work)
+
+
+async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads of a program may go on then, and ask."""
+    threads = Threads("test", 1)
+    threads.close()
+    ended = threading.Thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    with pytest.raises(Unavailable, match="let it wait for the others"):
+        await threads.run(lambda: 1)
