@@ -71,7 +71,8 @@ class ShoalError(Exception):
         return f"{type(self).__name__}({self.message!r})"
 
     def __copy__(self) -> Self:
-        """Without its class's constructor, which may want more than a message."""
+        """Without its class's constructor, which may want more than a message; and without the frames and the cause,
+        for whoever keeps an error: they hold whatever was in memory when it was raised, and grow each time it is."""
         made = type(self).__new__(type(self), *self.args)
         made.__dict__.update(self.__dict__)
         return made

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import overload
@@ -145,7 +146,7 @@ class Lane:
     async def run(self, task: Batched, ctx: Context) -> Result:
         self.pipeline.check(task)
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)
         if not self.ready():
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
@@ -498,6 +499,6 @@ class Lane:
             f"the batcher of {self.options.model!r} stopped: load it again or restart the server, and report this"
         )
         for pending in list(self._pendings):
-            pending.fail(self.failure)
+            pending.fail(copy(self.failure))
         if self._broken is not None:
             self._broken(self.failure)

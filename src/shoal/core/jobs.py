@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,7 +57,7 @@ class Job:
         it, Unavailable when the server went down. Cancelling the wait leaves the job alone."""
         await self.over.wait()
         if self.error is not None:
-            raise self.error
+            raise copy(self.error)  # each who waits adds its frames to what it raises
 
     def end(self, state: JobState, error: ShoalError | None = None) -> None:
         self.state, self.error, self.finished = state, error, time.time()

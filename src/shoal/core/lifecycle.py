@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -475,7 +476,7 @@ class Lifecycle:
             await self._close(model)
         except ShoalError as error:
             logger.warning("putting %s to sleep: %s", model.name, error.message)
-            model.error = error
+            model.error = copy(error)
 
     def _waking(self, model: Model) -> Job:
         """The job that wakes it, begun unless there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,8 +99,10 @@ def _error_of(work: Work, task: asyncio.Task[None]) -> ShoalError | None:
         work.reason = work.reason or Unavailable("it was cancelled with the server's other work: ask again")
         return work.reason
     error = task.exception()
-    if error is None or isinstance(error, ShoalError):
-        return error
+    if error is None:
+        return None
+    if isinstance(error, ShoalError):
+        return copy(error)  # it is kept, and a load's frames hold the weights that it read
     # A fault of one model's files or libraries must not take the others down.
     logger.error("%s of %s failed in an unforeseen way", work.job.action, work.job.model, exc_info=error)
     return InternalError(f"the {work.job.action} of {work.job.model!r} failed in an unforeseen way: {error!r}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from shoal.core.lifecycle import Entry, Lifecycle, LoadOptions, Plan
+from shoal.core.lifecycle import Entry, Job, Lifecycle, LoadOptions, Plan, Report
 from shoal.core.protocols import Runner
 from shoal.core.statistics import Counts
 from shoal.errors import (
@@ -157,6 +159,40 @@ def test_a_load_that_fails_leaves_nothing_but_its_reason(virtual: Run[None], sta
         house.loads.errors.clear()
         await house.loaded("a")
         assert [each.status for each in await house.life.listing()] == ["loaded"]
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_start: bool) -> None:
+    """Its error is kept, by a model named at start for as long as that is served, and its frames are not; nor are
+    those of whoever waited for it."""
+
+    class Weights: ...
+
+    async def main() -> None:
+        house = House()
+        held: list[weakref.ref[Weights]] = []
+
+        async def verified(plan: Plan, report: Report) -> Runner:
+            weights = Weights()
+            held.append(weakref.ref(weights))
+            raise SourceError("they do not agree") from ValueError(weights)
+
+        async def asked(job: Job) -> None:
+            body = Weights()
+            held.append(weakref.ref(body))
+            await job.wait()
+
+        house.loads.open = verified  # type: ignore[method-assign]
+        job = house.life.add(house.loads.plan("a")) if at_start else house.life.load("a")
+        for _ in range(3):
+            with pytest.raises(SourceError, match="do not agree"):
+                await asked(job)
+        await until(house.idle)
+        gc.collect()
+        assert [each() for each in held] == [None] * 4
+        assert isinstance(job.error, SourceError)
 
     virtual(main)
 

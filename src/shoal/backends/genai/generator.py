@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from copy import copy
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -114,7 +115,7 @@ class GenaiGenerator:
         if self._broken is None and sampling.guide is not None and "guide" in self._facts.parameters:
             await self._tried(sampling.guide, ctx)
         if self._broken is not None:
-            raise self._broken
+            raise copy(self._broken)
         if self._watch.silent:
             raise TransportFailed("the language model's process does not answer just now: try again soon")
         arrivals = self._waiting[number] = _Arrivals()
@@ -148,7 +149,7 @@ class GenaiGenerator:
     async def _prepare(self, guide: Guide) -> None:
         """Have the model's process compile a guide that was tried, beside its answers."""
         if self._broken is not None:
-            raise self._broken
+            raise copy(self._broken)
         number = next(self._numbers)
         arrivals = self._waiting[number] = _Arrivals()
         self._worker.say(number, frame(Prepare(id=number, guide=guide)))
@@ -212,7 +213,7 @@ class GenaiGenerator:
         if self._broken is None:
             self._broken = error
             for arrivals in self._waiting.values():
-                arrivals.fail(error)
+                arrivals.fail(copy(error))
 
 
 def _encoded(start: Start) -> bytes:
