@@ -1,55 +1,104 @@
-"""A server that speaks as OpenAI's does, asked from the command line."""
+"""A server over HTTP, asked from the command line."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import SetupError, TransportFailed
-from shoal.settings import Settings
+from shoal.config import is_loopback
+from shoal.errors import ConfigError, SetupError, TransportFailed
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+    from shoal.types import TaskKind
 
 # Nobody waits behind this queue: only a hang should end it.
 PATIENCE_S = 3600.0
 
 
 class Server:
-    """The one at `url`, asked with a key of the settings."""
+    """The one at `url`, asked with `key`. Every call raises TransportFailed when no such server answers there, and
+    SetupError with the server's own reason when it refuses. Raises ConfigError for what is no URL."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
-        keys = [entry.partition(" ")[0] for entry in settings.api_key]  # without their classes
-        self._url = url.rstrip("/")
-        self._headers = {"content-type": "application/json"}
-        if keys:
-            self._headers["authorization"] = f"Bearer {keys[0]}"
+    def __init__(self, url: str, key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        from urllib.parse import urlsplit
+        from urllib.request import ProxyHandler, build_opener
 
-    def first_model(self) -> str:
-        """The first one that it lists. Raises SetupError when it lists none, and what `ask` raises."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url {url}: write http://host:port", param="--url")
+        self.url = url.rstrip("/")
+        self._patience_s = patience_s
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        # The environment's proxy is for other machines: through it, this one's loopback address is the proxy's.
+        self._opener = build_opener(*([ProxyHandler({})] if is_loopback(parts.hostname) else []))
+
+    def first_model(self, task: TaskKind) -> str:
+        """The first one listed that can do it, or of which that is not said. Raises SetupError where there is none."""
         try:
-            return str(self.ask("/v1/models")["data"][0]["id"])
-        except (LookupError, TypeError):
-            raise SetupError(f"{self._url} lists no model: name one with --model") from None
+            listed = self.ask("/v1/models")["data"]
+            return str(next(one["id"] for one in listed if task in one.get("tasks", [task])))
+        except (LookupError, TypeError, AttributeError, StopIteration):
+            raise SetupError(f"{self.url} lists no model that can {task}: name one with --model") from None
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """POST `body`, or GET. Raises TransportFailed when nothing answers as such a server would, SetupError when it
-        refuses."""
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
+        """An answer in JSON to POST `body`, or to GET."""
+        with self.open(path, body, method=method) as reply, self._spoken():
+            try:
+                found = json.loads(reply.read())
+            except ValueError:
+                raise TransportFailed(f"{self.url} does not answer in JSON: is that a Shoal server?") from None
+        if not isinstance(found, dict):
+            raise TransportFailed(f"{self.url} answers something else than Shoal would: is that a Shoal server?")
+        return found
+
+    def open(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        method: str | None = None,
+        accept: str = "application/json",
+    ) -> HTTPResponse:
+        """The answer, once its headers are there."""
         from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
+        from urllib.request import Request
 
-        url = self._url + path
+        data = None if body is None else json.dumps(body).encode()
+        # Also without a body: no page of a browser can send this unasked, so it is what the server wants to see.
+        headers = {**self._headers, "accept": accept, "content-type": "application/json"}
+        with self._spoken():
+            try:
+                reply: HTTPResponse = self._opener.open(
+                    Request(self.url + path, data, headers, method=method), timeout=self._patience_s
+                )
+                return reply
+            except HTTPError as error:
+                with error:
+                    raise SetupError(f"{self.url}{path} answered {error.code}: {reason_in(error.read())}") from None
+
+    @contextlib.contextmanager
+    def _spoken(self) -> Iterator[None]:
+        from http.client import HTTPException
+
         try:
-            request = Request(url, None if body is None else json.dumps(body).encode(), self._headers)
-            with urlopen(request, timeout=PATIENCE_S) as reply:
-                found: dict[str, Any] = json.load(reply)
-                return found
-        except HTTPError as error:
-            with error:
-                raise SetupError(f"{url} answered {error.code}: {_reason(error.read())}") from None
-        except (OSError, ValueError) as error:
-            raise TransportFailed(f"{url} does not answer ({error}): is `shoal serve` running there?") from None
+            yield
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise TransportFailed(
+                f"nothing answers at {self.url} ({reason}): is a server running there? `shoal serve` starts one"
+            ) from None
 
 
-def _reason(body: bytes) -> str:
+def first_key(*keys: str) -> str | None:
+    """Of the settings' keys, without its class."""
+    return keys[0].partition(" ")[0] if keys else None
+
+
+def reason_in(body: bytes) -> str:
     """The message in a refusal of any dialect."""
     with contextlib.suppress(ValueError):
         found = json.loads(body)
@@ -58,4 +107,4 @@ def _reason(body: bytes) -> str:
             text = error.get("message") if isinstance(error, dict) else error
             if isinstance(text, str):
                 return text
-    return body[:200].decode(errors="replace")
+    return body[:200].decode(errors="replace").strip() or "no reason given"

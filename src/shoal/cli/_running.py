@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Mapping
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import quote, urlsplit
-from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.parse import quote
 
-from shoal.config import is_loopback
+from shoal.cli._asking import Server, first_key
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
 from shoal.settings import Settings
@@ -29,28 +24,22 @@ class Running:
     server's own reason when it refuses."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: write http://host:port", param="--url")
-        self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # The environment's proxy is for other machines: through it, this one's loopback address is the proxy's.
-        self._opener: OpenerDirector = build_opener(*([ProxyHandler({})] if is_loopback(parts.hostname) else []))
+        self._server = Server(url, key, patience_s=PATIENCE_S)
+        self.url = self._server.url
 
     @classmethod
     def of(cls, settings: Settings, url: str) -> Running:
         """The server at `url`, else the one that `shoal serve` starts with these settings; with a key of theirs."""
         if not url and not settings.port:
             raise ConfigError("port 0 says nothing about where the server is: give --url", param="--url")
-        keys = [*settings.admin_key, *settings.api_key]
         from shoal.cli.banner import url as url_of
 
         place = url or url_of(settings.host, settings.port)
-        return cls(place, keys[0].partition(" ")[0] if keys else None)  # without its class
+        return cls(place, first_key(*settings.admin_key, *settings.api_key))
 
     def models(self) -> list[dict[str, Any]]:
         """Every model that it knows, served or not, as GET /models lists them."""
-        found = self._ask("GET", "/models").get("data")
+        found = self._server.ask("/models").get("data")
         if not isinstance(found, list):
             raise TransportFailed(f"{self.url} lists no models: is that a Shoal server?")
         return found
@@ -58,7 +47,7 @@ class Running:
     def last_used(self) -> Mapping[str, float]:
         """When models last answered, in Unix seconds, by name; those that never did are not in it. Triton's names have
         ~ where those of models have a slash."""
-        stats = self._ask("GET", "/metrics").get("model_stats")
+        stats = self._server.ask("/metrics").get("model_stats")
         latest: dict[str, float] = {}
         for each in stats if isinstance(stats, list) else ():
             used = int(each.get("last_inference") or 0) / 1000
@@ -80,7 +69,7 @@ class Running:
         return self._job("DELETE", f"/v1/models/{quote(name, safe='/:@=')}", None, progress)
 
     def _job(self, method: str, path: str, body: Mapping[str, Any] | None, progress: Progress) -> bool:
-        job = self._ask(method, f"{path}?wait=false", body)
+        job = self._server.ask(f"{path}?wait=false", body, method=method)
         if "job" not in job:
             raise TransportFailed(f"{self.url} has not begun a job: is that a Shoal server of this version?")
         said = ""
@@ -88,34 +77,13 @@ class Running:
             while job["state"] == "running":
                 said = _show(job, said, progress)
                 time.sleep(POLL_S)
-                job = self._ask("GET", f"/jobs/{quote(job['job'], safe='')}")
+                job = self._server.ask(f"/jobs/{quote(job['job'], safe='')}")
         except KeyboardInterrupt:
             progress.noted("the server goes on with it: `shoal ps` shows how far it is")
             raise
         if job["state"] != "done":
             raise SetupError(job.get("error") or f"{job['action']} of {job['model']} was {job['state']}")
         return job.get("changed") is not False
-
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        headers = {**self._headers, "accept": "application/json"}
-        if method != "GET":
-            # Also without a body: no page of a browser can send this unasked, so it is what the server wants to see.
-            headers["content-type"] = "application/json"
-        request = Request(self.url + path, None if body is None else json.dumps(body).encode(), headers, method=method)
-        try:
-            with self._opener.open(request, timeout=PATIENCE_S) as reply:
-                found = json.load(reply)
-        except HTTPError as error:
-            with error:
-                raise SetupError(f"{self.url} answered {error.code}: {_reason(error.read())}") from None
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise TransportFailed(f"nothing answers at {self.url} ({reason}): start it with `shoal serve`") from None
-        except ValueError:
-            raise TransportFailed(f"{self.url} does not answer in JSON: is that a Shoal server?") from None
-        if not isinstance(found, dict):
-            raise TransportFailed(f"{self.url} answers something else than Shoal would: is that a Shoal server?")
-        return found
 
 
 def named(name: str) -> str:
@@ -135,15 +103,3 @@ def _show(job: Mapping[str, Any], said: str, progress: Progress) -> str:
     elif stage and stage != said:
         progress.noted(stage)
     return stage
-
-
-def _reason(body: bytes) -> str:
-    """The message in a refusal of any dialect."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(body)
-        if isinstance(found, dict):
-            error = found.get("error", found.get("detail", found))
-            text = error.get("message") if isinstance(error, dict) else error
-            if isinstance(text, str):
-                return text
-    return body[:200].decode(errors="replace").strip() or "no reason given"

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal.bench.sse import DONE, Events
-from shoal.config import is_loopback
-from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
+from shoal.cli._asking import PATIENCE_S, Server, reason_in
+from shoal.errors import EngineFailed, SetupError, TransportFailed
 from shoal.types import Chunk, Context, Generate, Message, Sampling, Usage
 
 if TYPE_CHECKING:
     from shoal.app import App
 
-# Nobody waits behind this queue: only a hang should end it.
-PATIENCE_S = 3600.0
 LOOK_S = 0.5
 """Between two looks at whether a model only waits for its server."""
 
@@ -164,19 +162,8 @@ class There:
     """A model of the server at `url`, with or without /v1 at its end; `model` "" is the first that it lists."""
 
     def __init__(self, url: str, model: str, key: str | None = None) -> None:
-        from urllib.parse import urlsplit
-        from urllib.request import OpenerDirector, ProxyHandler, build_opener
-
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: write http://host:port", param="--url")
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
-        # The environment's proxy is for other machines: through it, this one's loopback address is the proxy's.
-        self._opener: OpenerDirector = build_opener(*([ProxyHandler({})] if is_loopback(parts.hostname) else []))
-        self._model = model or self._first_model()
+        self._server = Server(url.rstrip("/").removesuffix("/v1"), key)
+        self._model = model or self._server.first_model("generate")
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
         body: dict[str, Any] = {
@@ -188,9 +175,8 @@ class There:
         body |= {
             name: value for name in ("temperature", "max_tokens") if (value := getattr(sampling, name)) is not None
         }
-        reply = self._open("/v1/chat/completions", msgspec.json.encode(body))
         events, ended = Events(), False
-        with reply:
+        with self._server.open("/v1/chat/completions", body, accept="text/event-stream, application/json") as reply:
             while part := self._read(reply):
                 for data in events.feed(part):
                     if data == DONE:
@@ -199,31 +185,7 @@ class There:
                     ended = ended or chunk.finish_reason is not None
                     yield chunk
         if not ended:
-            raise TransportFailed(f"{self._url} broke off its answer: ask again")
-
-    def _first_model(self) -> str:
-        """The first one listed that generates, or of which that is not said."""
-        with self._open("/v1/models", None) as reply:
-            try:
-                listed = msgspec.json.decode(reply.read())["data"]
-                able = [one["id"] for one in listed if "generate" in one.get("tasks", ["generate"])]
-                return str(able[0])
-            except (ValueError, LookupError, TypeError, AttributeError):
-                raise SetupError(f"{self._url} lists no model that chats: name one with --model") from None
-
-    def _open(self, path: str, body: bytes | None) -> Any:
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import Request
-
-        try:
-            return self._opener.open(Request(self._url + path, body, self._headers), timeout=PATIENCE_S)
-        except HTTPError as error:
-            with error:
-                raise SetupError(f"{self._url} answered {error.code}: {_said(error.read())}") from None
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise TransportFailed(f"nothing answers at {self._url} ({reason}): is a server running there?") from None
+            raise TransportFailed(f"{self._server.url} broke off its answer: ask again")
 
     def _read(self, reply: Any) -> bytes:
         from http.client import HTTPException
@@ -232,7 +194,7 @@ class There:
             part: bytes = reply.read1(1 << 16)
             return part
         except (OSError, HTTPException) as error:
-            raise TransportFailed(f"{self._url} broke off its answer ({error!r}): ask again") from None
+            raise TransportFailed(f"{self._server.url} broke off its answer ({error!r}): ask again") from None
 
 
 def _chunk(data: bytes) -> Chunk:
@@ -242,7 +204,7 @@ def _chunk(data: bytes) -> Chunk:
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"the server sent what is no chunk of a chat ({error})") from None
     if event.error:
-        raise EngineFailed(_said(data))
+        raise EngineFailed(reason_in(data))
     choice = event.choices[0] if event.choices else _Choice()
     usage = event.usage
     return Chunk(
@@ -253,15 +215,3 @@ def _chunk(data: bytes) -> Chunk:
         if usage is not None
         else None,
     )
-
-
-def _said(body: bytes) -> str:
-    """The message in an error of any dialect."""
-    with contextlib.suppress(msgspec.MsgspecError):
-        found = msgspec.json.decode(body)
-        if isinstance(found, dict):
-            error = found.get("error", found.get("detail", found))
-            text = error.get("message") if isinstance(error, dict) else error
-            if isinstance(text, str):
-                return text
-    return body[:200].decode(errors="replace").strip() or "no reason given"

@@ -91,12 +91,12 @@ def _piped() -> str:
 
 
 def _talks(stack: contextlib.ExitStack, loaded: Loaded, url: str, model: str) -> Talks:
+    from shoal.cli._asking import first_key
     from shoal.cli._talking import There, opened
 
     if url:
         settings = loaded.settings
-        keys = [entry.partition(" ")[0] for entry in settings.api_key]  # without their classes
-        return There(url, model, settings.upstream_api_key or (keys[0] if keys else None))
+        return There(url, model, settings.upstream_api_key or first_key(*settings.api_key))
     from shoal.app import open_app
     from shoal.cli.progress import TerminalProgress
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
-from shoal.cli._asking import PATIENCE_S, Server
+from shoal.cli._asking import PATIENCE_S, Server, first_key
 from shoal.cli._options import with_settings
 from shoal.config import Loaded
-from shoal.errors import ConfigError, SetupError
+from shoal.errors import ConfigError, SetupError, TransportFailed
 
 if TYPE_CHECKING:
     from shoal.app import App
@@ -73,8 +73,8 @@ def embed(
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
-        server = Server(url, loaded.settings)
-        vectors = _remote(server, given, {"model": model or server.first_model(), **wishes})
+        server = Server(url, first_key(*loaded.settings.api_key))
+        vectors = _remote(server, given, {"model": model or server.first_model("embed"), **wishes})
     else:
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
@@ -178,7 +178,10 @@ def _remote(server: Server, given: _Inputs, wishes: _Wishes) -> Vectors:
         inputs = [*map(_input, items)] if any(names) else items
         with naming(names):
             reply = server.ask("/v1/embeddings", {"input": inputs, "encoding_format": "base64", **wishes})
-        rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
+        try:
+            rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
+        except (LookupError, TypeError, ValueError):
+            raise TransportFailed("the server answers otherwise than OpenAI's does: is that a Shoal server?") from None
     return np.stack(rows)
 
 

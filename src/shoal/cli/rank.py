@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli._asking import PATIENCE_S, Server
+from shoal.cli._asking import PATIENCE_S, Server, first_key
 from shoal.cli._options import with_settings
 from shoal.config import Loaded
 from shoal.errors import SetupError, TransportFailed, Unsupported
@@ -54,7 +54,7 @@ def rank(
     assert not isinstance(picture, str)
     with naming([image]):
         if url:
-            rows = _remote(Server(url, loaded.settings), picture, wanted, model)
+            rows = _remote(Server(url, first_key(*loaded.settings.api_key)), picture, wanted, model)
         else:
             from shoal.app import open_app
             from shoal.cli.progress import TerminalProgress

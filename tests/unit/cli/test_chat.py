@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from shoal.cli import app
 from shoal.cli._talking import There, opened
 from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
 from shoal.types import Chunk, Context, Generate, Message, Sampling
+from tests.unit.cli.servers import Quiet, serving
 
 runner = CliRunner()
 ASKED = [Message(role="user", content="a?")]
@@ -51,7 +52,7 @@ class Upstream(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class _Reply(BaseHTTPRequestHandler):
+class _Reply(Quiet):
     protocol_version = "HTTP/1.1"
     server: Upstream
 
@@ -80,19 +81,12 @@ class _Reply(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 class TestHere:
@@ -202,7 +196,7 @@ class TestThere:
         del upstream.models[1]
         result = runner.invoke(app, ["chat", "--url", upstream.url, "a"])
         assert result.exit_code == 1
-        assert "lists no model that chats: name one with --model" in result.stderr
+        assert "lists no model that can generate: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
         """Status and message."""

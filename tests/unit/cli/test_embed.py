@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 from shoal.backends.fake import tokens_of, vector_of, word_id
 from shoal.cli import app
 from shoal.types import Image
+from tests.unit.cli.servers import Quiet, serving
 from tests.unit.drawn import file_of
 
 runner = CliRunner()
@@ -49,7 +49,7 @@ def _length(item: Any) -> int:
     return len(value) if kind == "text" else len(b64decode(value.removeprefix(URI), validate=True))
 
 
-class _Reply(BaseHTTPRequestHandler):
+class _Reply(Quiet):
     server: Upstream
 
     def do_GET(self) -> None:
@@ -80,19 +80,12 @@ class _Reply(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 class TestHere:
@@ -226,7 +219,7 @@ class TestThere:
         upstream.models.clear()
         result = runner.invoke(app, ["embed", "--url", f"http://127.0.0.1:{upstream.server_port}", "ab"])
         assert result.exit_code == 1
-        assert "lists no model: name one with --model" in result.stderr
+        assert "lists no model that can embed: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
         """Status and message, exit code 1."""
@@ -239,7 +232,7 @@ class TestThere:
         """The next step is in the line."""
         result = runner.invoke(app, ["embed", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
-        assert "is `shoal serve` running there?" in result.stderr
+        assert "is a server running there?" in result.stderr
 
 
 def seen(data: bytes) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from base64 import b64decode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from shoal.backends.fake import tokens_of, vector_of
 from shoal.cli import app
 from shoal.types import Image, Item
+from tests.unit.cli.servers import Quiet, serving
 from tests.unit.drawn import file_of
 
 runner = CliRunner()
@@ -55,7 +55,7 @@ class Upstream(HTTPServer):
         self.answer = b""
 
 
-class _Reply(BaseHTTPRequestHandler):
+class _Reply(Quiet):
     server: Upstream
 
     def do_POST(self) -> None:
@@ -65,19 +65,12 @@ class _Reply(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.answer)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 class TestHere:
@@ -150,7 +143,7 @@ class TestThere:
             (502, b'["bad"]', 'answered 502: ["bad"]'),
             (200, b'{"results": [{"index": 0}]}', "is that a Shoal server?"),
             (200, b'{"results": null}', "is that a Shoal server?"),
-            (200, b"no JSON", "is `shoal serve` running there?"),
+            (200, b"no JSON", "is that a Shoal server?"),
         ],
     )
     def test_other_answers(self, upstream: Upstream, status: int, answer: bytes, line: str) -> None:

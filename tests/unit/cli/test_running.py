@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from shoal.cli._running import Running
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
 from shoal.settings import Settings
+from tests.unit.cli.servers import Quiet, serving
 
 Shoal = Callable[..., Result]
 Looks = list[dict[str, Any]]
@@ -53,7 +53,7 @@ class Stub(HTTPServer):
         self.replies["GET /jobs/job_1"] = (200, whole[1:])
 
 
-class _Reply(BaseHTTPRequestHandler):
+class _Reply(Quiet):
     server: Stub
 
     def _answer(self) -> None:
@@ -69,9 +69,6 @@ class _Reply(BaseHTTPRequestHandler):
         self.wfile.write(found if isinstance(found, bytes) else json.dumps(found).encode())
 
     do_GET = do_POST = do_DELETE = _answer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
 
 
 class Seen(Progress):
@@ -92,12 +89,8 @@ class Seen(Progress):
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     monkeypatch.setattr(_running, "POLL_S", 0.0)
     server = Stub()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture
@@ -262,7 +255,7 @@ class TestServer:
         result = shoal("ps", "--url", "http://127.0.0.1:1")
         assert result.exit_code == 1
         assert "nothing answers at http://127.0.0.1:1" in result.stderr
-        assert "start it with `shoal serve`" in result.stderr
+        assert "`shoal serve` starts one" in result.stderr
 
     @pytest.mark.parametrize(
         ("body", "reason"),
@@ -280,7 +273,7 @@ class TestServer:
         stub.replies["GET /models"] = (403, [body])
         with pytest.raises(SetupError) as caught:
             Running(stub.url).models()
-        assert caught.value.message == f"{stub.url} answered 403: {reason}"
+        assert caught.value.message == f"{stub.url}/models answered 403: {reason}"
 
     @pytest.mark.parametrize("body", [b"hello", [[1]], {"data": 3}, {}])
     def test_another_program_on_that_port(self, stub: Stub, body: Any) -> None:

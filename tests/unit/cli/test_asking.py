@@ -1,0 +1,119 @@
+"""What every command that asks a server makes of what answers there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import HTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.cli._asking import Server, first_key
+from shoal.errors import ConfigError, SetupError, TransportFailed
+from tests.unit.cli.servers import Quiet, serving
+
+
+class Told(HTTPServer):
+    """Answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.answer = answer
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Reply(Quiet):
+    server: Told
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers["content-length"] or 0))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.server.answer).encode())
+
+    do_POST = do_GET
+
+
+@contextmanager
+def said(words: bytes) -> Iterator[str]:
+    """A URL at which one connection is answered with these words, whatever they are."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(words)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"]])
+def test_a_proxy_is_not_asked_for_this_machine(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loopback address is another one: what is told is what this machine answers."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    server = Told({"data": []})
+    with serving(server):
+        words = [*command, "--url", server.url]
+        result = CliRunner().invoke(app, words, env={"http_proxy": "http://127.0.0.1:1"})
+    assert "nothing answers" not in result.stderr
+    assert command == ["ps"] or "lists no model" in result.stderr
+
+
+@pytest.mark.parametrize("answer", [["a list"], {"data": [{}]}, {"data": None}, {}])
+def test_vectors_of_another_shape(answer: Any) -> None:
+    """One line, where a server answers what is no list of vectors."""
+    server = Told(answer)
+    with serving(server):
+        result = CliRunner().invoke(app, ["embed", "--url", server.url, "--model", "m", "a"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ") and "is that a Shoal server?" in result.stderr
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"])
+def test_what_does_not_speak_http(words: bytes) -> None:
+    """Nor to the end of its answer."""
+    with said(words) as url, pytest.raises(TransportFailed, match="nothing answers at"):
+        Server(url).ask("/v1/models")
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        ([{"id": "talker", "tasks": ["generate"]}, {"id": "vectors", "tasks": ["embed"]}], "vectors"),
+        ([{"id": "unsaid"}, {"id": "vectors", "tasks": ["embed"]}], "unsaid"),
+        ([{"id": "talker", "tasks": ["generate"]}], None),
+        ([None], None),
+        (None, None),
+    ],
+)
+def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
+    """Or of which nobody says what it can."""
+    server = Told({"data": listed})
+    with serving(server):
+        if first is not None:
+            assert Server(server.url).first_model("embed") == first
+            return
+        with pytest.raises(SetupError, match="lists no model that can embed"):
+            Server(server.url).first_model("embed")
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://"])
+def test_what_is_no_url(url: str) -> None:
+    """The flag is named."""
+    with pytest.raises(ConfigError, match="write http://host:port"):
+        Server(url)
+
+
+def test_the_first_key_without_its_class() -> None:
+    assert (first_key("one bulk", "two"), first_key()) == ("one", None)
