@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.image_processor import read_colours, read_spread
 from shoal.models.contract.json_file import JsonFile, read_object
 from shoal.models.contract.tower_tokenizer import CLEANS, Clean, read_tower_tokenizer
 from shoal.models.contract.towers import ImageTower, TextTower, TowerFamily, Towers, text_spec
+from shoal.models.contract.transforms import open_clip_pictures
 from shoal.models.contract.types import Activation
 from shoal.models.sources.select import CONVERT_IMAGES
 from shoal.models.sources.select import OPEN_CLIP as CONFIG
 from shoal.specs import ImageSpec
 
 _MODEL, _TEXT, _VISION, _PICTURES = "model_cfg", "model_cfg.text_cfg", "model_cfg.vision_cfg", "preprocess_cfg"
-_MEAN = [0.48145466, 0.4578275, 0.40821073]
-_STD = [0.26862954, 0.26130258, 0.27577711]
-_FILTERS = {"bicubic": 3, "bilinear": 2, "random": 3}
-"""Pillow's numbers; "random" is of training alone."""
 
 _OTHER_MODELS = {
     "multimodal_cfg": "CoCa",
@@ -350,24 +346,7 @@ def _clean(section: JsonFile) -> Clean:
 
 def _image_spec(section: JsonFile, size: int, dimension: int) -> ImageSpec:
     _only(section, _PICTURES, _READ_PICTURES)
-    resize = section.text(f"{_PICTURES}.resize_mode", "shortest")
-    if resize not in ("shortest", "squash"):
-        why = f"{resize!r} is not supported: it fills pictures up; shortest and squash are"
-        raise section.refuse(f"{_PICTURES}.resize_mode", why)
     if section.text(f"{_PICTURES}.mode", "RGB") != "RGB":
         raise section.refuse(f"{_PICTURES}.mode", "must be RGB: no other pictures are read")
-    kernel = section.text(f"{_PICTURES}.interpolation", "bicubic")
-    if kernel not in _FILTERS:
-        raise section.refuse(f"{_PICTURES}.interpolation", f"{kernel!r} is none of {', '.join(_FILTERS)}")
-    colours = JsonFile(section.name, {f"{_PICTURES}.mean": _MEAN, f"{_PICTURES}.std": _STD} | section.data)
-    return ImageSpec(
-        size=(size, size),
-        dimension=dimension,
-        resize="squash" if resize == "squash" else "shortest",
-        edge=0 if resize == "squash" else size,
-        resample=_FILTERS[kernel],
-        crop=None if resize == "squash" else (size, size),
-        centre="even",
-        mean=read_colours(colours, f"{_PICTURES}.mean"),
-        std=read_spread(colours, f"{_PICTURES}.std"),
-    )
+    stated = {key.removeprefix(f"{_PICTURES}."): value for key, value in section.data.items()}
+    return open_clip_pictures(stated | {"size": size}, dimension=dimension, file=section.name)

@@ -17,6 +17,9 @@ from shoal.specs import ImageSpec, ScoreSpec
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Pillow's numbers."""
 
+_OPEN_CLIP_FILTERS = {"bicubic": 3, "bilinear": 2, "random": 3}
+"""Those that open_clip takes; "random" is of training alone."""
+
 _COLOURS = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
     "std": (0.26862954, 0.26130258, 0.27577711),
@@ -38,8 +41,6 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
             "preprocess_cfg.resize_mode",
             f"{resize!r} is not supported, since it fills pictures up; a model with shortest or squash is",
         )
-    # "random" is of training alone: torchvision then takes bicubic.
-    name = config.text("preprocess_cfg.interpolation", "bicubic")
     return _spec(
         config,
         "preprocess_cfg.",
@@ -47,7 +48,7 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
         dimension=dimension,
         resize="squash" if resize == "squash" else "shortest",
         edge=size[0],
-        resample=_filter(config, "preprocess_cfg.interpolation", "bicubic" if name == "random" else name),
+        resample=_filter(config, "preprocess_cfg.interpolation", _OPEN_CLIP_FILTERS),
     )
 
 
@@ -76,7 +77,7 @@ def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[st
         dimension=dimension,
         resize="squash" if mode == "squash" else "shortest",
         edge=scaled[0],
-        resample=_filter(config, f"{at}interpolation", config.text(f"{at}interpolation", "bicubic")),
+        resample=_filter(config, f"{at}interpolation", _FILTERS),
         labels=labels,
     )
 
@@ -104,7 +105,7 @@ def _spec(  # noqa: PLR0913 - each is a field of the spec
         edge=0 if squash else edge,
         resample=resample,
         crop=None if squash else size,
-        centre="down" if squash else "even",
+        centre="even",
         mean=read_colours(colours, f"{at}mean"),
         std=read_spread(colours, f"{at}std"),
         score=_score(labels) if labels else None,
@@ -135,7 +136,8 @@ def _size(config: JsonFile, key: str) -> tuple[int, int]:
     return height, width
 
 
-def _filter(config: JsonFile, key: str, name: str) -> int:
-    if name not in _FILTERS:
-        raise config.refuse(key, f"{name!r} is none of {', '.join(_FILTERS)}")
-    return _FILTERS[name]
+def _filter(config: JsonFile, key: str, known: Mapping[str, int]) -> int:
+    name = config.text(key, "bicubic")
+    if name not in known:
+        raise config.refuse(key, f"{name!r} is none of {', '.join(known)}")
+    return known[name]

@@ -127,6 +127,12 @@ def test_how_pictures_are_prepared(
     assert (spec.size, spec.mean, spec.std) == ((SIZE, SIZE), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
+def test_colours_that_are_stated_once_or_as_nothing(tmp_path: Path) -> None:
+    """A lone 0 is nothing to open_clip, and any other number stands for all channels."""
+    spec = read_towers(open_clip(tmp_path, pictures={"mean": 0, "std": 0.5})).image_spec
+    assert (spec.mean, spec.std) == ((0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5))
+
+
 @pytest.mark.parametrize(
     ("pictures", "words"),
     [
