@@ -12,8 +12,6 @@ import hashlib
 import math
 import os
 import signal
-import socket
-import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.genai.messages import LENGTH, Verdict
+from shoal.backends.genai.process import spawned
 from shoal.errors import Crashed, InvalidValue, Overloaded, ShoalError, TransportFailed
 from shoal.types import Guide
 
@@ -211,28 +210,16 @@ class _Child:
     @classmethod
     async def spawn(cls, path: Path, vocabulary: int, limit_s: float) -> _Child:
         """Ready to try guides. Raises Crashed."""
-        ours, theirs = socket.socketpair()
-        arguments = (str(theirs.fileno()), str(path), str(vocabulary), str(limit_s))
-        with theirs:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "shoal.backends.genai.trial", *arguments),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    # each arena of the allocator reserves address space, which is what is limited
-                    env=os.environ | {"MALLOC_ARENA_MAX": "2"},
-                )
-            except BaseException as error:  # cancelled, too: the socket is nobody's then
-                writer.close()
-                if isinstance(error, OSError):
-                    raise Crashed(
-                        f"forms of answers cannot be compiled: {error.strerror}; load the model again"
-                    ) from error
-                raise
+        try:
+            process, reader, writer = await spawned(
+                *("trial", str(path), str(vocabulary), str(limit_s)),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                # each arena of the allocator reserves address space, which is what is limited
+                env=os.environ | {"MALLOC_ARENA_MAX": "2"},
+            )
+        except OSError as error:
+            raise Crashed(f"forms of answers cannot be compiled: {error.strerror}; load the model again") from error
         child = cls(process, reader, writer)
         try:
             async with asyncio.timeout(OPEN_S):

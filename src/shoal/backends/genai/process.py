@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 
 from shoal.backends.genai.messages import LENGTH, Cancel, First, Opened, Ping, Refused, first, frame
 from shoal.errors import ConfigError, Crashed, MissingExtra, ModelFileError, OutOfMemory, ShoalError
@@ -46,27 +47,15 @@ class Worker:
 
     @classmethod
     async def spawn(cls, name: str) -> Worker:
-        """In a session of its own: a terminal's Ctrl-C is the gateway's to act upon. Raises Crashed."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-            # no more in the transport than the system has not taken of one message: the rest can be taken back
-            writer.transport.set_write_buffer_limits(high=0)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "shoal.backends.genai.worker"),
-                    *(str(theirs.fileno()), str(os.getpid())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            except BaseException as error:  # cancelled, too: the socket is nobody's then
-                writer.close()
-                if isinstance(error, OSError):
-                    raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
-                raise
+        """Raises Crashed."""
+        try:
+            process, reader, writer = await spawned(
+                "worker", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            )
+        except OSError as error:
+            raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
+        # no more in the transport than the system has not taken of one message: the rest can be taken back
+        writer.transport.set_write_buffer_limits(high=0)
         return cls(process, reader, writer)
 
     def say(self, number: int, data: bytes) -> None:
@@ -146,6 +135,30 @@ class Worker:
         while data := await self.process.stdout.read(KEPT_BYTES):
             self._tail += data
             del self._tail[:-KEPT_BYTES]
+
+
+async def spawned(
+    module: str, *arguments: str, stdout: int, stderr: int, env: Mapping[str, str] | None = None
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    """A process of this package's module, and the socket to it, whose number there is the first argument. In a session
+    of its own: a terminal's Ctrl-C is the gateway's to act upon. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", f"shoal.backends.genai.{module}", str(theirs.fileno()), *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=env,
+            )
+        except BaseException:  # cancelled, too: the socket is nobody's then
+            writer.close()
+            raise
+    return process, reader, writer
 
 
 def _refusal(refused: Refused) -> ShoalError:
