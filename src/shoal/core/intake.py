@@ -72,9 +72,8 @@ class Intake:
 
     def moved(self, pending: Pending, items: int) -> None:
         """So many of the request's prepared items have left for an engine: prepare more when it runs low."""
-        was = pending.ahead
         pending.ahead -= items
-        if pending.cursor < len(pending.tokens) and was > AHEAD // 2 >= pending.ahead:
+        if not pending.waiting and pending.cursor < len(pending.tokens) and pending.ahead <= AHEAD // 2:
             self.add(pending)
 
     def go_on(self) -> None:
@@ -89,6 +88,12 @@ class Intake:
     def _put(self, pending: Pending) -> None:
         large = self._heavy or (not self._light and _next(pending) > JOB_TOKENS)
         (self._large if large else self._waiting[pending.traffic]).append(pending)
+        pending.waiting = True
+
+    def _pop(self, queue: deque[Pending]) -> Pending:
+        pending = queue.popleft()
+        pending.waiting = False
+        return pending
 
     def _tick(self) -> None:
         self._scheduled = False
@@ -103,7 +108,7 @@ class Intake:
         threads = self._threads.count
         most_large = threads if self._heavy else max(1, threads - 1)
         while self._large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            pending = self._large.popleft()
+            pending = self._pop(self._large)
             if not pending.done and (job := _take(pending, 1)[0]):
                 self._large_jobs += 1
                 self._send(job, large=True)
@@ -155,7 +160,7 @@ class Intake:
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:
                     return job, tokens
-                pending = queue.popleft()
+                pending = self._pop(queue)
                 if not pending.done:
                     piece, taken = _take(pending, JOB_ITEMS - len(job), most - tokens)
                     tokens += taken

@@ -56,6 +56,8 @@ class Pending:
     """A request from admission to its one answer: collects rows in any order, answers once.
 
     `asked`: the items of its task. `estimates` are their tokens as `Pipeline.estimate` guessed them.
+    `cursor`, `ahead` and `waiting` are its intake's: the items that were handed out to be prepared, those of them that
+    have not left for an engine, and whether it waits there for its turn.
     """
 
     __slots__ = (
@@ -80,6 +82,7 @@ class Pending:
         "tokens",
         "traffic",
         "truncated",
+        "waiting",
     )
 
     def __init__(
@@ -102,6 +105,7 @@ class Pending:
         self.items: dict[int, Item] = {}
         self.cursor = 0
         self.ahead = 0
+        self.waiting = False
         self.left = len(asked)
         self.tokens = [0] * self.left
         self.truncated = 0

@@ -280,6 +280,34 @@ class Light(Jobs):
         return "light"
 
 
+async def test_turns_do_not_add_up() -> None:
+    """Two bulk requests take turns, also after much of one left for engines at once while it waited for its own."""
+    desk = Desk(count=1)
+    requests = {"a": desk.add(*bulk("a", 600)), "b": desk.add(*bulk("b", 600))}
+
+    async def turn() -> str:
+        """Whose items are prepared next."""
+        done = len(desk.jobs)
+        await until(lambda: bool(desk.gate.held))
+        desk.gate.let_go()
+        await until(lambda: len(desk.jobs) > done and bool(desk.gate.held))
+        return str(desk.jobs[-1][0])[0]
+
+    turns = ""
+    for _ in range(5):
+        turns += (name := await turn())
+        if name == "b":
+            desk.intake.moved(requests[name], JOB_ITEMS)
+    assert (turns, requests["a"].ahead) == ("ababa", 3 * JOB_ITEMS)
+    desk.intake.moved(requests["a"], 3 * JOB_ITEMS)
+    for _ in range(8):
+        turns += (name := await turn())
+        desk.intake.moved(requests[name], JOB_ITEMS)
+    assert turns == "ababababababa"
+    desk.gate.held[0].cancel()
+    await until(lambda: not desk.intake._scheduled)
+
+
 async def test_light_work_needs_no_thread() -> None:
     """However long the texts and however many: on the loop, a bounded job a tick, the interactive ones first."""
     desk = Desk(pipeline=Light())
