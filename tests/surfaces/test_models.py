@@ -286,7 +286,7 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
             Event("download_progress", "m", {"stage": "x", "done": 1.0, "total": None, "fraction": None}),
             {"model": "m", "event": "download_progress", "data": {"m": {"done": 1.0, "total": 0}}},
         ),
-        (Event("models_reload"), {"model": "*", "event": "models_reload"}),
+        (Event("model_remove", "m"), {"model": "m", "event": "model_remove"}),
     ],
 )
 def test_how_events_are_told(event: Event, said: dict[str, Any]) -> None:

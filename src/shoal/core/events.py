@@ -7,9 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-EventName = Literal[
-    "model_status", "download_progress", "download_finished", "download_failed", "model_remove", "models_reload"
-]
+EventName = Literal["model_status", "download_progress", "download_finished", "download_failed", "model_remove"]
 
 MAX_WAITING = 1000
 """Events that a watcher may leave unread; one that is further behind is cut off and may begin again with the list."""
@@ -17,14 +15,14 @@ MAX_WAITING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened to `model` ("" for all of them).
+    """Something happened to `model`.
 
     `data` by `name`: model_status {"status", "error", "stage"}; download_progress {"stage", "done", "total",
     "fraction"} (bytes and 0..1, None where not known); download_failed {"error"}; the others {}.
     """
 
     name: EventName
-    model: str = ""
+    model: str
     data: dict[str, Any] = field(default_factory=dict)
 
 

@@ -176,10 +176,6 @@ class Lifecycle:
         """What happens from the first `anext` on; a reader that is too slow loses progress, or is cut off."""
         return self._standing.events.watch()
 
-    def reloaded(self) -> None:
-        """The entries have changed in another way than by a job: tell those who watch."""
-        self._standing.events.publish(Event("models_reload"))
-
     async def wake(self, model: Model, ctx: Context) -> None:
         """Return when a sleeping model is ready; many requests share one load, which outlives the first to give up.
         The caller has entered the model (`Model.enter`), so that it does not fall asleep again at once.

@@ -86,7 +86,7 @@ class Models:
                 media_type="text/event-stream",
                 errors={400: _wire.OpenAIError, 429: _wire.OpenAIError},
                 description='Each event is a JSON object: `{"model", "event", "data"}`. Events: `model_status`, '
-                "`download_progress`, `download_finished`, `download_failed`, `model_remove`, `models_reload`.",
+                "`download_progress`, `download_finished`, `download_failed`, `model_remove`.",
             ),
         ]
         return [*operations, *_begins(router)]
@@ -204,7 +204,7 @@ def _told(event: Event) -> bytes:
         data = _status(data)
     elif event.name == "download_progress":
         data = {event.model: {"done": data.get("done") or 0, "total": data.get("total") or 0}}
-    said: dict[str, Any] = {"model": event.model or "*", "event": event.name}
+    said: dict[str, Any] = {"model": event.model, "event": event.name}
     return b"data: %b\n\n" % _ENCODE.encode({**said, "data": data} if data else said)
 
 
