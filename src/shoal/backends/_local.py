@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from shoal.backends._slots import Slots
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import BackendError, InputRejected, ShoalError, TransportFailed
 from shoal.types import Array
+
+logger = logging.getLogger("shoal.backends")
 
 SOLO_ITEMS = 8
 """A batch of more items than these is bulk work and never runs wide."""
@@ -115,8 +118,12 @@ class LocalEngine:
     async def _replace(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
         try:
             self._lanes = await rebuild()
-        except ShoalError:
+        except ShoalError as error:
             self._closed = True  # what was loaded once cannot be loaded now; `ready` says so
+            logger.error("%s is out of service: after a failed batch %s", self._facts.name, error.message)
+        except Exception:  # the lanes that failed may answer wrongly, and nobody awaits this to hear of it
+            self._closed = True
+            logger.exception("%s is out of service: after a failed batch it could not be built anew", self._facts.name)
         finally:
             self._mending = None
 

@@ -38,7 +38,7 @@ class Rig:
         self.wide = StepWorker(at_once)
         self.ended = 0
         self.rebuilt = 0
-        self.lost = False
+        self.lost: Exception | None = None
         self.may_rebuild = asyncio.Event()
         facts = EngineFacts(name="rig", inputs=("x",), outputs=("y",), slots=streams)
         self.engine = LocalEngine(
@@ -54,8 +54,8 @@ class Rig:
     async def _rebuild(self) -> Lanes:
         self.rebuilt += 1
         await self.may_rebuild.wait()
-        if self.lost:
-            raise ModelFileError("gone", file="model.onnx")
+        if self.lost is not None:
+            raise self.lost
         self.narrow = [StepWorker(at_once=True) for _ in self.narrow]
         return Lanes(Slots(self.narrow))
 
@@ -256,10 +256,13 @@ async def test_waiting_for_new_lanes_ends_at_the_deadline() -> None:
     await rig.engine.aclose()
 
 
-async def test_an_engine_that_cannot_be_rebuilt_is_not_ready() -> None:
-    """When the graph is gone, those who wait are told, and readiness says so."""
+@pytest.mark.parametrize("error", [ModelFileError("gone", file="model.onnx"), RuntimeError("gone for a bug")])
+async def test_an_engine_that_cannot_be_rebuilt_is_not_ready(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the graph is gone, or whatever it is, those who wait are told, readiness says so and the log says why."""
     rig = Rig(wide=False, streams=1, rebuilds=True)
-    rig.lost = True
+    rig.lost = error
     rig.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
         await rig.infer()
@@ -269,4 +272,5 @@ async def test_an_engine_that_cannot_be_rebuilt_is_not_ready() -> None:
     with pytest.raises(TransportFailed):
         await waiting
     assert not rig.engine.ready()
+    assert "rig is out of service" in caplog.text and "gone" in caplog.text
     await rig.engine.aclose()
