@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.similarity import cosines, max_sim
+from shoal.core.similarity import cosines, max_sims
 from shoal.models.verify import min_cosine
 from shoal.types import Array, SparseVector
 
@@ -104,7 +104,7 @@ def sparse_answer(first: Sequence[SparseVector], second: Sequence[SparseVector])
 
 def multi_answer(first: Sequence[Array], second: Sequence[Array]) -> Answer:
     """Ranked by MaxSim."""
-    return Answer([*first, *second], np.array([[max_sim(*pair)] for pair in zip(first, second, strict=True)]))
+    return Answer([*first, *second], max_sims([*zip(first, second, strict=True)])[:, None])
 
 
 def score_answer(scores: Array) -> Answer:

@@ -214,11 +214,6 @@ def max_sims(pairs: Sequence[tuple[Array, Array]]) -> Vectors:
     return np.array(found, dtype=np.float32)
 
 
-def max_sim(query: Array, document: Array) -> float:
-    """MaxSim of vectors [q, d] and [l, d]; 0 where one side has none."""
-    return float(max_sims([(query, document)])[0])
-
-
 def _of_one(query: Array, documents: Sequence[Array]) -> list[float]:
     scores = np.zeros(len(documents), dtype=np.float32)
     there = [place for place, document in enumerate(documents) if document.size]

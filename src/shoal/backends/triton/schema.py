@@ -198,7 +198,7 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
     _refuse_other_kinds(config, metadata, model)
     style, inputs = _inputs(model, names)
     batch, length = _batch(model, inputs[0], style)
-    ports = tuple(_input_port(model, canonical, tensor, batch, style) for canonical, tensor in inputs)
+    ports = tuple(_input_port(model, canonical, tensor, batch) for canonical, tensor in inputs)
     parameters = told(config)
     if style == "tokens":
         outputs = _written_outputs(model, batch, names, parameters) or _token_outputs(model, batch, names)
@@ -367,7 +367,7 @@ def _batch(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Bat
     return batch, max(dims[0], 0)
 
 
-def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch, style: Style) -> Port:
+def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -> Port:
     dims = tensor.dims if batch in ("config", "none") else tensor.dims[1:]
     if canonical in (TEXT, PAIR):
         if tensor.datatype != "BYTES":
