@@ -253,9 +253,13 @@ class Opening:
         from shoal.llm.local import open_llm
 
         table = self.table(plan.name)
-        pipeline, generator, facts = await open_llm(plan.name, stored, settings, table)
         recommended = await asyncio.to_thread(generation_sampling, stored.path)
-        return self._talker(plan.name, settings, pipeline, [generator], facts, recommended)
+        pipeline, generator, facts = await open_llm(plan.name, stored, settings, table)
+        try:
+            return self._talker(plan.name, settings, pipeline, [generator], facts, recommended)
+        except BaseException:  # the table asks for sampling that there is not: its process is nobody's then
+            await generator.aclose()
+            raise
 
     async def _open_remote(
         self, plan: Plan, settings: Settings, addresses: Sequence[Address], report: Report

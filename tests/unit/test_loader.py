@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shoal.llm.local
 import shoal.local
-from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
+from shoal.backends.fake import CONVERSATION, FakeEngine, FakePipeline, FakeScript, FakeTalker, tokens_of, vector_of
 from shoal.config import Loaded, load
 from shoal.core.lifecycle import LoadOptions
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError, InvalidValue, ShoalError, TransportFailed
+from shoal.llm.chat import chat_pipeline
 from shoal.loader import ModelLoader
 from shoal.models.address import Address, parse_served
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
+from shoal.settings import Settings
 from shoal.triton import host as host_module
 from shoal.triton import models as models_module
 from shoal.triton.connections import Tritons
@@ -350,6 +353,31 @@ class TestOpening:
             await loader.close(plan, runner)
         assert asked == [("small", ["pypi:small"]), ("pair", ["hf:org/a", "hf:org/b"])]
         await until(lambda: ("compiling", 0.5, 1.0) in notes.said)
+
+    async def test_a_language_model_whose_table_is_wrong(
+        self, make: Make, notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """What was opened, a process with the whole model, is closed again."""
+        closed: list[bool] = []
+
+        class Opened(FakeTalker):
+            async def aclose(self) -> None:
+                closed.append(True)
+
+        async def open_llm(name: str, stored: Any, settings: Settings, table: Any) -> Any:
+            pipeline = chat_pipeline(None, settings, template=CONVERSATION)
+            facts = ModelFacts(source="x", backend="genai", tasks=("generate",))
+            return pipeline, Opened(FakeScript(), "a"), facts
+
+        async def prepared(*_: Any) -> Any:
+            return SimpleNamespace(manifest=SimpleNamespace(generation=object(), image=None), path=tmp_path)
+
+        monkeypatch.setattr(shoal.local, "prepared", prepared)
+        monkeypatch.setattr(shoal.llm.local, "open_llm", open_llm)
+        loader = await asyncio.to_thread(make, '[models."org/talks".sampling]\ntemperatur = 0.5\n')
+        with pytest.raises(ConfigError, match="'temperatur' is no sampling field"):
+            await loader.open(loader.resolve("org/talks", LoadOptions()), notes)
+        assert closed == [True]
 
     async def test_kinds_do_not_mix(self, make: Make, notes: Notes) -> None:
         loader = await asyncio.to_thread(make)
