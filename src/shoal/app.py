@@ -27,6 +27,7 @@ from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.metrics import LoopLag, PrometheusObserver
 from shoal.observability.tei_metrics import TeiMetrics
+from shoal.opening import Opening
 from shoal.settings import Settings
 from shoal.surfaces import Front, Options, Pictures, build_app, surfaces_of
 from shoal.surfaces.openapi import OpenApi
@@ -133,7 +134,9 @@ async def open_models(
             parse_served(loaded.meant(text)) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
         ]
         tritons, host = await _tritons(stack, loaded, plans, progress)
-        loader = ModelLoader(loaded, counts, threads, pictures=pictures, tritons=tritons, host=host, progress=progress)
+        loader = ModelLoader(
+            Opening(loaded, counts, threads, pictures=pictures, tritons=tritons, host=host, progress=progress)
+        )
         stack.push_async_callback(loader.caches.aclose)
         counts.caches = loader.caches.counts
         lifecycle = gateway.lifecycle = Lifecycle(

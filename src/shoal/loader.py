@@ -12,14 +12,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shoal.config import Loaded
 from shoal.core.lifecycle import Entry, Fetched, LoadOptions, Plan, Report
-from shoal.core.protocols import Observer, Runner
-from shoal.core.threads import Threads
+from shoal.core.protocols import Runner
 from shoal.errors import AddressError, ConfigError, DeadlineExceeded, InvalidValue, TransportFailed
 from shoal.models.address import (
     LOCAL_SCHEMES,
@@ -34,15 +31,10 @@ from shoal.models.address import (
     parse_served,
 )
 from shoal.models.open_clip_names import HUB, held_by, of_pair
-from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.opening import NO_TRITON, Opening, Payload, payload_of, scripts
 from shoal.row_cache import RowCaches
 from shoal.settings import Settings
-
-if TYPE_CHECKING:
-    from shoal.triton.connections import Tritons
-    from shoal.triton.host import TritonHost
 
 logger = logging.getLogger("shoal")
 
@@ -51,29 +43,12 @@ NAMED_SCHEMES = ("hf", "pypi", "fake")
 
 
 class ModelLoader:
-    """Loader over the store, the hub, Triton and the local engines.
+    """Loader over the store, the hub, Triton and the local engines; `opening` makes the runners."""
 
-    `threads` prepare texts, `pictures` what is heavier (None: the same ones). `tritons`: the connections to Triton
-    servers; what they need is only imported where some are. `host` is the Triton that models are loaded into, None
-    where there is none. `progress` sees downloads and conversions, from threads.
-    """
-
-    def __init__(
-        self,
-        loaded: Loaded,
-        observer: Observer,
-        threads: Threads,
-        *,
-        pictures: Threads | None = None,
-        tritons: Tritons | None = None,
-        host: TritonHost | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.loaded = loaded
-        self.host = host
-        self._opening = Opening(
-            loaded, observer, threads, pictures=pictures, tritons=tritons, host=host, progress=progress
-        )
+    def __init__(self, opening: Opening) -> None:
+        self.loaded = opening.loaded
+        self.host = opening.host
+        self._opening = opening
         self._plans: dict[str, Plan] = {}
 
     def queues(self) -> list[tuple[str, int, int]]:

@@ -58,7 +58,12 @@ def payload_of(plan: Plan) -> Payload:
 
 
 class Opening:
-    """Opens runners. `tritons`, `host` and `progress` as in ModelLoader."""
+    """Opens runners.
+
+    `threads` prepare texts, `pictures` what is heavier (None: the same ones). `tritons`: the connections to Triton
+    servers; what they need is only imported where some are. `host` is the Triton that models are loaded into, None
+    where there is none. `progress` sees downloads and conversions, from threads.
+    """
 
     def __init__(
         self,

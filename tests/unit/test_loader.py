@@ -25,6 +25,7 @@ from shoal.loader import ModelLoader
 from shoal.models.address import Address, parse_served
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
+from shoal.opening import Opening
 from shoal.settings import Settings
 from shoal.triton import host as host_module
 from shoal.triton import models as models_module
@@ -92,7 +93,7 @@ def make(tmp_path: Path, home: Path) -> Any:
     threads = Threads("prepare", 1)
 
     def made(toml: str = TABLES, *, flags: dict[str, Any] | None = None, **parts: Any) -> ModelLoader:
-        return ModelLoader(settled(tmp_path, home, toml, flags), Observer(), threads, **parts)
+        return ModelLoader(Opening(settled(tmp_path, home, toml, flags), Observer(), threads, **parts))
 
     yield made
     threads.close()

@@ -17,6 +17,7 @@ from shoal.loader import ModelLoader
 from shoal.models.address import parse_served
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.models.store import Store
+from shoal.opening import Opening
 from tests.unit.test_loader import TABLES, refusal, settled
 from tests.unit.triton.kit import stored_model
 
@@ -28,7 +29,7 @@ def make(tmp_path: Path) -> Any:
     threads = Threads("prepare", 1)
 
     def made(*, tables: str = TABLES, **flags: Any) -> ModelLoader:
-        return ModelLoader(settled(tmp_path, tmp_path / "home", tables, flags), Observer(), threads)
+        return ModelLoader(Opening(settled(tmp_path, tmp_path / "home", tables, flags), Observer(), threads))
 
     yield made
     threads.close()
