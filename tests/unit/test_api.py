@@ -520,7 +520,7 @@ class TestLife:
     def test_the_main_thread_has_ended(self) -> None:
         """Other threads go on, but Python lends no more: who needs one is told so, and does not wait for ever."""
         program = (
-            "import threading, shoal\n"
+            "import threading, shoal, shoal.errors\n"
             "s = shoal.open('fake:')\n"
             "s.embed(['loaded'])\n"
             "def work():\n"
@@ -528,7 +528,7 @@ class TestLife:
             "    print(s.embed(['short']).shape)\n"
             "    try:\n"
             "        s.embed(['word ' * 1000] * 3)\n"
-            "    except shoal.CapacityError as error:\n"
+            "    except shoal.errors.CapacityError as error:\n"
             "        print(error)\n"
             "threading.Thread(target=work).start()\n"
         )

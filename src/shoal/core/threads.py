@@ -36,6 +36,4 @@ class Threads:
 def _no_thread(error: RuntimeError) -> str:
     if threading.main_thread().is_alive():
         return f"no thread can be had for the work ({error}): try again later"
-    return (
-        "Python lends no threads once the main thread has ended: let it wait for the others of the program (Thread.join)"
-    )
+    return "Python lends no threads once the main thread has ended: let it wait for the program's others (Thread.join)"

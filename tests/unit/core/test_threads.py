@@ -37,7 +37,7 @@ async def test_no_more_than_count_at_once_and_close_drops_the_rest() -> None:
     outcomes = await gathered(*calls)
     assert outcomes[:2] == [1, 1]
     assert isinstance(outcomes[2], asyncio.CancelledError)
-    with pytest.raises(Unavailable, match="no thread can be had for the work .*: try again later"):
+    with pytest.raises(Unavailable, match="no thread can be had for the work"):
         await threads.run(work)
 
 
