@@ -90,10 +90,13 @@ class Presence:
                 missed = 0
             except ShoalError as error:
                 missed += 1
-                if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
-                    self.lost(error)
-                elif not self.ready and error.message != self.reason:
-                    self._logger.warning("%s cannot serve: %s", self._name, error.message)
+                if self.ready:
+                    if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
+                        self.lost(error)
+                elif error.message != self.reason:
+                    # One that is away stays so in one breath or another; one that came back and is kept out is news.
+                    if not isinstance(error, TransportFailed):
+                        self._logger.warning("%s cannot serve: %s", self._name, error.message)
                     self.reason = error.message
             except Exception as error:  # a bug here must not end the watch: the model would never come back
                 self._logger.exception("watching %s failed in an unforeseen way", self._name)

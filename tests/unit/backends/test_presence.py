@@ -81,6 +81,20 @@ async def test_one_that_is_away_goes_at_once(server: Server, presence: Presence)
     assert server.admitted == 1
 
 
+async def test_one_that_comes_back_as_another_says_so(
+    server: Server, presence: Presence, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, however long it was away: that it is not reachable is no longer why it does not serve."""
+    server.ill = TransportFailed("away")
+    begin(presence)
+    await until(lambda: server.looks > SLOW_LOOKS)
+    server.ill, server.refuses = None, ConfigError("it is another model")
+    await until(lambda: server.admitted > SLOW_LOOKS)
+    assert presence.reason == "it is another model"
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["m-0 is out of service: away", "m-0 cannot serve: it is another model"]
+
+
 async def test_one_that_is_late_has_more_time(server: Server, presence: Presence) -> None:
     server.ill = DeadlineExceeded("late")
     begin(presence)

@@ -83,7 +83,9 @@ class Watch(Generic[S]):
                 await self._look_after()
                 failing, pauses = False, lasting(retry_s)
             except ShoalError as error:
-                if not failing and not self.ready and error.message != self.reason:
+                # One that is away stays so in one breath or another; one that came back and is kept out is news.
+                news = not failing or not isinstance(error, TransportFailed)
+                if news and not self.ready and error.message != self.reason:
                     logger.warning("%s cannot serve: %s", self._name, error.message)
                 self.lost(error)
                 failing = True

@@ -334,8 +334,10 @@ class TestWatch:
         assert triton.calls["RepositoryModelLoad"] == 1
         assert await serves(engine)
 
-    async def test_other_tensors_keep_it_out(self, triton: FakeTriton, engine: TritonEngine, door: Door) -> None:
-        """Until they are as before; the reason says what to do."""
+    async def test_other_tensors_keep_it_out(
+        self, triton: FakeTriton, engine: TritonEngine, door: Door, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Until they are as before; the reason says what to do, and so does the log, once."""
         engine.start()
         await triton.stop()
         await until(lambda: not engine.ready())
@@ -344,6 +346,7 @@ class TestWatch:
         await triton.start()
         await until(lambda: "tensors are not what they were: load it anew" in engine.reason)
         assert not engine.ready()
+        assert caplog.text.count("tensors are not what they were") == 1
         model.config.output[0].dims[0] = DIMENSION
         await until(engine.ready)
         assert door.asked == 1
