@@ -46,7 +46,7 @@ def print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]])
     for row in rows:
         table.add_row(*row)
     # A pipe has no width: a name that is cut or folded there is of no use to the program that reads it.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000)
     with console.capture() as drawn:
         console.print(table)
     typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))

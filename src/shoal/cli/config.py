@@ -34,7 +34,7 @@ def show(
     for name, keys in shown["tables"].items():
         for key, entry in keys.items():
             table.add_row(f'models."{name}".{key}', _text(entry["value"]), entry["source"])
-    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 def _text(value: Any) -> str:

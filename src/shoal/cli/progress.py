@@ -45,7 +45,7 @@ class TerminalProgress(Progress):
         self._update(self._steps, stage, fraction, 1.0)
 
     def noted(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _update(self, bars: Bars, what: str, done: float, total: float | None) -> None:
         if bars is not self._shown:

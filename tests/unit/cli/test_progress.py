@@ -15,7 +15,7 @@ def draw(*, terminal: bool) -> str:
     with TerminalProgress(console) as progress:
         progress.fetched("hf:org/[tiny]", 0, None)
         progress.fetched("hf:org/[tiny]", 50_000_000, 100_000_000)
-        progress.noted("the hub [cannot] be reached")
+        progress.noted("pypi:fish: the hub [cannot] be reached")
         progress.worked("convert", 0.5)
         progress.worked("convert", 1.0)
     return out.getvalue()
@@ -27,9 +27,9 @@ def test_a_terminal_sees_bars() -> None:
     assert "hf:org/[tiny]" in shown
     assert "50.0/100.0 MB" in shown
     assert "100 %" in shown
-    assert "the hub [cannot] be reached" in shown
+    assert "pypi:fish: the hub [cannot] be reached" in shown
 
 
 def test_a_log_sees_notes_alone() -> None:
     """Off a terminal there are no bars and no escape codes."""
-    assert draw(terminal=False) == "the hub [cannot] be reached\n"
+    assert draw(terminal=False) == "pypi:fish: the hub [cannot] be reached\n"

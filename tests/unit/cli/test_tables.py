@@ -35,9 +35,9 @@ def test_ages_for_people(seconds: float, text: str) -> None:
 
 
 def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is cut or folded, and no line ends in blanks."""
-    print_table(("NAME", "NOTE"), [("x" * 300, ""), ("[b]y", "said")])
+    """Nothing is cut, folded or read as markup or the name of an emoji, and no line ends in blanks."""
+    print_table(("NAME", "NOTE"), [("x" * 300, ""), ("[b]y", "pypi:fish:")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "x" * 300
-    assert lines[2].split() == ["[b]y", "said"]
+    assert lines[2].split() == ["[b]y", "pypi:fish:"]
     assert all(line == line.rstrip() for line in lines)
