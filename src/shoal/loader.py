@@ -97,8 +97,13 @@ class ModelLoader:
         if not address.local or await self._without_files(plan):
             return Fetched(changed=False)
         began = int(time.time())
-        stored = await self._opening.prepare(plan, await self._opening.source(plan), report)
-        return Fetched(changed=stored.manifest.created >= began, size=stored.manifest.size)
+        source = await self._opening.source(plan)
+        stored = await self._opening.prepare(plan, source, report)
+        return Fetched(
+            changed=stored.manifest.created >= began,
+            size=stored.manifest.size,
+            source=str(source) if payload_of(plan).bare else "",
+        )
 
     async def open(self, plan: Plan, report: Report) -> Runner:
         runner = await self._opening.open(plan, report)

@@ -223,9 +223,10 @@ class TestFetching:
         """Under whatever address it was pulled; with a revision exactly that is meant."""
         await asyncio.to_thread(stored_model, store, "pypi:small")
         loader = await asyncio.to_thread(make)
-        assert not (await loader.fetch(loader.resolve("small", LoadOptions()), notes)).changed
-        await loader.fetch(loader.resolve("small@v1", LoadOptions()), notes)
-        await loader.fetch(loader.resolve("hf:small", LoadOptions()), notes)
+        fetched = await loader.fetch(loader.resolve("small", LoadOptions()), notes)
+        assert (fetched.changed, fetched.source) == (False, "pypi:small")
+        assert (await loader.fetch(loader.resolve("small@v1", LoadOptions()), notes)).source == "hf:small@v1"
+        assert not (await loader.fetch(loader.resolve("hf:small", LoadOptions()), notes)).source
         assert prepares == ["pypi:small", "hf:small@v1", "hf:small"]
 
     async def test_a_pair_of_open_clips_names_is_its_repository(

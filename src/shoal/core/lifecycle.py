@@ -350,7 +350,8 @@ class Lifecycle:
         try:
             async with asyncio.timeout(plan.timeout_s or None):
                 fetched = await self._loader.fetch(plan, report)
-                model.plan = plan = replace(plan, size=fetched.size or plan.size)
+                plan = replace(plan, size=fetched.size or plan.size, source=fetched.source or plan.source)
+                model.plan = work.plan = plan
                 if not await self._take_room(model, plan, work, report):
                     model.resting, model.note = True, ""
                     model.on("rest")

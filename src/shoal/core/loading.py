@@ -47,10 +47,12 @@ class Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     """What `Loader.fetch` did. `changed`: something was downloaded or made; False: all was there. `size`: bytes that
-    the model will hold when loaded (0: still not known, the plan's stands)."""
+    the model will hold when loaded (0: still not known, the plan's stands). `source`: where a name alone turned out to
+    lead ("": where the plan says)."""
 
     changed: bool = True
     size: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ class Life(Embedder):
 class Loads:
     """Each stage takes its seconds; `errors` holds what a stage of a name raises, `log` what was called, in order.
 
-    A name is its source, unless `sources` says otherwise; sizes come from `sizes`.
+    A name is its source, unless `sources` says otherwise; sizes come from `sizes`, and from `found` where a fetch
+    says that a name leads.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Loads:
         self.errors: dict[tuple[str, str], BaseException] = {}
         self.sources: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
+        self.found: dict[str, str] = {}
         self.on_disk: dict[str, Entry] = {}
         self.fetched: set[str] = set()
         self.log: list[tuple[str, str]] = []
@@ -71,7 +73,7 @@ class Loads:
         report("downloading", 100, 100)
         new = plan.name not in self.fetched
         self.fetched.add(plan.name)
-        return Fetched(changed=new, size=self.sizes.get(plan.name, 0))
+        return Fetched(changed=new, size=self.sizes.get(plan.name, 0), source=self.found.get(plan.name, ""))
 
     async def open(self, plan: Plan, report: Report) -> Runner:
         self.reports[plan.name] = report

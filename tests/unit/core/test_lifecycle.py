@@ -93,6 +93,27 @@ def test_a_name_means_one_model(virtual: Run[None]) -> None:
     virtual(main)
 
 
+def test_a_name_means_what_its_files_came_from(virtual: Run[None]) -> None:
+    """A name that led to another source than its own words is that source's: its address joins it, and no other."""
+
+    async def main() -> None:
+        house = House()
+        house.loads.found["a"] = "pypi:a"
+        job = house.life.load("a")
+        await asyncio.sleep(1.5)
+        assert house.life.load("a") is job
+        house.loads.sources["a"] = "pypi:a"
+        assert house.life.load("a") is job
+        await job.wait()
+        assert not house.life.load("hf:a").changed
+        del house.loads.sources["a"]
+        with pytest.raises(Conflict, match="'a' is loaded from pypi:a on local, not from hf:a on local"):
+            house.life.load("hf:a")
+        assert not house.life.load("a").changed
+
+    virtual(main)
+
+
 def test_aliases_are_names_too(virtual: Run[None]) -> None:
     """An alias loads, unloads and deletes its model; another model cannot have it, now or when its turn has come."""
 
