@@ -47,5 +47,5 @@ async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.
     threads.close()
     ended = threading.Thread()
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
-    with pytest.raises(Unavailable, match="let it wait for the others"):
+    with pytest.raises(Unavailable, match="once the main thread has ended"):
         await threads.run(lambda: 1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,8 @@ from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job, disk_error
 from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, module_folders
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def resolve(address: Address, *, weights: bool = True) -> Address:
@@ -33,10 +35,11 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
         if not any((path / name).is_file() for name in needed) and not (weights and any(path.glob("*.gguf"))):
             raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
-    except FileNotFoundError:
-        raise SourceError(f"{address} does not exist: check the path") from None
     except OSError as error:
-        raise SourceError(f"{address} cannot be read: {error.strerror}") from error
+        if not path.exists():
+            raise SourceError(f"{address} does not exist: check the path") from None
+        # A link of the folder whose file is gone, for one.
+        raise SourceError(f"{address} cannot be read: {error.strerror} ({error.filename})") from error
     fingerprint = hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
     return msgspec.structs.replace(address, target=str(path), revision=fingerprint)
 
@@ -48,6 +51,7 @@ def fetch(job: Job) -> Fetched:
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
     modules = folder / "modules.json"
     chosen = job.choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [])
+    _refuse_pointers(job.address, folder, chosen)
     pickled = any(map(is_pickle, chosen))
     fetched = Fetched(job.into if pickled else folder, address)
     for name in filter(is_weights, chosen):
@@ -58,6 +62,22 @@ def fetch(job: Job) -> Fetched:
             job.stop.check()
             _take(folder / name, job.into / name)
     return fetched
+
+
+def _refuse_pointers(address: Address, folder: Path, names: Iterable[str]) -> None:
+    """Of a clone made without Git LFS, which has a few lines in the place of each large file, however often it is made.
+    Raises SourceError."""
+    for name in names:
+        try:
+            with (folder / name).open("rb") as file:
+                begins = file.read(len(_POINTER))
+        except OSError as error:
+            raise SourceError(f"{address}: {name} cannot be read: {error.strerror}") from error
+        if begins == _POINTER:
+            raise SourceError(
+                f"{address}: {name} is a pointer of Git LFS, not the file itself: run `git lfs install` and "
+                f"`git lfs pull` in {folder}"
+            )
 
 
 def _take(path: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,36 @@ def test_what_is_no_model_is_refused(model_folder: Path, path: str, said: str) -
     """A missing path, a file and a folder without a model are told apart."""
     with pytest.raises(SourceError, match=said):
         resolve(parse_address(f"file:{model_folder.parent / path}"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_clone_without_its_large_files_is_told(model_folder: Path, tmp_path: Path, name: str) -> None:
+    """Git LFS leaves pointers in their place: fetching it again would bring them again."""
+    (model_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:53aa\nsize 90868376\n")
+    with pytest.raises(SourceError, match=f"{name} is a pointer of Git LFS.* `git lfs pull` in {model_folder}"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
+
+
+def test_a_file_that_is_not_there_is_named(model_folder: Path, tmp_path: Path) -> None:
+    """A link of a hub's cache, say, whose file was cleaned away: it is not the folder that is missing."""
+    (model_folder / "vocab.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(SourceError, match=r"cannot be read: No such file or directory \(.*/vocab.txt\)"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def refused(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name == "config.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(SourceError, match=r"config.json cannot be read: Permission denied"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 
 def test_a_folder_of_open_clip_is_one(tmp_path: Path) -> None:
