@@ -88,7 +88,13 @@ async def test_a_sleeping_model_can_answer() -> None:
     server.model.resting = True
     server.model.on("unload")
     assert (await server.call("GET", "/health")).status == 200
-    assert (await server.call("GET", "/health/ready")).status == 200
+    answer = await server.call("GET", "/health/ready")
+    assert (answer.status, answer.json()["models"]) == (200, {MODEL: "sleeping"})
+    server.model.on("closed")
+    assert (await server.call("GET", "/health/ready")).json()["models"] == {MODEL: "sleeping"}
+    server.model.on("load")
+    server.model.note = "compiling"
+    assert (await server.call("GET", "/health/ready")).json()["models"] == {MODEL: "loading: compiling"}
 
 
 async def test_a_server_that_is_waited_for() -> None:

@@ -63,8 +63,7 @@ def url(host: str, port: int) -> str:
 
 def _card(card: ModelCard) -> str:
     if card.facts is None:
-        said = card.error or card.note
-        return f"{card.state}: {said}" if said else card.state
+        return f"{card.state}: {card.error}" if card.error else card.standing
     parts = list(_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
     parts += [f"default for {task}" for task in card.default_for]

@@ -35,6 +35,14 @@ class ModelCard:
     sleeping: bool = False
     broken: bool = False
 
+    @property
+    def standing(self) -> str:
+        """Its state for people, with what it does or waits for: one that sleeps can answer, and "unloaded" sounds as if
+        it could not."""
+        asleep = self.sleeping and self.state in ("unloading", "unloaded")
+        state = "sleeping" if asleep else self.state
+        return f"{state}: {self.note}" if self.note else state
+
     def refusal(self) -> CapacityError:
         """Why it cannot answer: ModelFailed with the reason, else ModelNotReady."""
         if self.state == "failed" and self.error is not None:

@@ -18,7 +18,6 @@ from shoal.surfaces.openai import render_error
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
-    from shoal.core.registry import ModelCard
 
 _ENCODE = msgspec.json.Encoder()
 _PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -132,14 +131,10 @@ class _State:
         """Of each model its state, or why it cannot answer; and why servers are waited for."""
         silent = _listing.mute(self._gateway)
         states = {
-            card.name: _listing.MUTE if card.name in silent else card.error or _doing(card)
+            card.name: _listing.MUTE if card.name in silent else card.error or card.standing
             for card in self._gateway.models()
         }
         return states | {name: why for name, why in self._gateway.waiting.items() if name not in states}
-
-
-def _doing(card: ModelCard) -> str:
-    return f"{card.state}: {card.note}" if card.note else card.state
 
 
 class _Metrics:

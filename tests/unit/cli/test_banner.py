@@ -51,6 +51,11 @@ def test_a_model_that_waits_says_for_what() -> None:
     assert found["model"] == "org/name  loading: waiting for triton://far:8001: refused"
 
 
+def test_a_model_that_found_no_room_sleeps() -> None:
+    """It was never loaded, so that it has no facts; the first request wakes it."""
+    assert banner(Settings(), card(state="unloaded", facts=None, sleeping=True))["model"] == "org/name  sleeping"
+
+
 def test_without_a_model_the_next_step_is_said() -> None:
     """Clients may load what they want."""
     found = banner(Settings())

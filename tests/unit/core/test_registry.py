@@ -169,6 +169,22 @@ def test_a_sleeper_keeps_its_facts() -> None:
     assert facts is not None
 
 
+def test_a_sleeper_says_that_it_sleeps() -> None:
+    """Until it wakes: then what that waits for."""
+    model = Model("m")
+    assert model.card().standing == "loading"
+    model.loaded(Embedder())
+    assert model.card().standing == "ready"
+    model.resting = True
+    model.on("unload")
+    assert model.card().standing == "sleeping"
+    model.on("closed")
+    assert model.card().standing == "sleeping"
+    model.on("load")
+    model.note = "compiling"
+    assert model.card().standing == "loading: compiling"
+
+
 def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
     """Other tasks go to a model that is known to do them; vectors never change their model because one is late."""
     late, talks, embeds = Model("late"), ready("talks", talks=True), ready("embeds")
