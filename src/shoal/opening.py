@@ -426,13 +426,15 @@ class _Reporter(Progress):
 
     def worked(self, stage: str, fraction: float) -> None:
         self._also.worked(stage, fraction)
-        self._tell(stage, fraction, 1.0)
+        self._tell(stage, fraction=fraction)
 
     def noted(self, line: str) -> None:
         self._also.noted(line)
 
-    def _tell(self, stage: str, done: float | None, total: float | None) -> None:
+    def _tell(
+        self, stage: str, done: float | None = None, total: float | None = None, fraction: float | None = None
+    ) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._report, stage, done, total)
+            self._loop.call_soon_threadsafe(partial(self._report, stage, done, total, fraction=fraction))
         except RuntimeError:  # the loop is closed: nobody listens any more
             return

@@ -26,8 +26,9 @@ KEPT = 100
 class Job:
     """One action on one model, from its beginning to what came of it.
 
-    `fraction` is 0..1, `done` and `total` are bytes, None where not known. `created` and `finished` are Unix seconds
-    (`finished` None: it still runs). `changed` False: nothing had to be done. `error`: why it failed or was cancelled.
+    `fraction` is 0..1, `done` and `total` are bytes, None where not known; `share` is the fraction of a stage that is
+    not counted in bytes. `created` and `finished` are Unix seconds (`finished` None: it still runs). `changed` False:
+    nothing had to be done. `error`: why it failed or was cancelled.
     """
 
     action: Action
@@ -37,6 +38,7 @@ class Job:
     stage: str = ""
     done: float | None = None
     total: float | None = None
+    share: float | None = None
     error: ShoalError | None = None
     created: float = field(default_factory=time.time)
     finished: float | None = None
@@ -48,9 +50,8 @@ class Job:
     def fraction(self) -> float | None:
         if self.state == "done":
             return 1.0
-        if self.done is None or not self.total:
-            return None
-        return min(max(self.done / self.total, 0.0), 1.0)
+        share = self.share if self.done is None or not self.total else self.done / self.total
+        return None if share is None else min(max(share, 0.0), 1.0)
 
     async def wait(self) -> None:
         """Return when it is done. Raises its `error`: what it failed with, Conflict when an unload or delete cancelled

@@ -73,7 +73,7 @@ class Entry:
 
 
 class Report(Protocol):
-    """Where a load stands, in words, with bytes done and in all where they are known.
+    """Where a load stands, in words, with bytes done and in all where they are known, or else the `fraction` (0..1).
 
     To be called on the event loop only; from a thread through `loop.call_soon_threadsafe`. The words are shown to
     users as they are, in the refusal of requests and in lists: "downloading model.onnx", "waiting for Triton at
@@ -81,7 +81,9 @@ class Report(Protocol):
     is said of the loaded model ("" takes it back).
     """
 
-    def __call__(self, stage: str, done: float | None = None, total: float | None = None) -> None: ...
+    def __call__(
+        self, stage: str, done: float | None = None, total: float | None = None, *, fraction: float | None = None
+    ) -> None: ...
 
 
 class Loader(Protocol):

@@ -48,14 +48,16 @@ class Standing:
     def report(self, job: Job, model: Model | None) -> Report:
         """What a loader may call while the job runs; for the model that it made, as long as that is registered."""
 
-        def report(stage: str, done: float | None = None, total: float | None = None) -> None:
+        def report(
+            stage: str, done: float | None = None, total: float | None = None, *, fraction: float | None = None
+        ) -> None:
             fresh, over = stage != job.stage, job.finished is not None
             if model is not None and self._registry.get(model.name) is model:
                 fresh, over, model.note = stage != model.note, False, stage
             if over:
                 return
             if job.finished is None:
-                job.stage, job.done, job.total = stage, done, total
+                job.stage, job.done, job.total, job.share = stage, done, total, fraction
             if done is not None:
                 progress = {"stage": stage, "done": done, "total": total, "fraction": job.fraction}
                 self.events.publish(Event("download_progress", job.model, progress))

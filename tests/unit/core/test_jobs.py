@@ -37,6 +37,12 @@ async def test_the_fraction_is_known_when_both_are(
     assert job.fraction == 1.0
 
 
+@pytest.mark.parametrize(("share", "fraction"), [(0.5, 0.5), (-1.0, 0.0), (2.0, 1.0)])
+async def test_a_stage_without_bytes_has_its_share(share: float, fraction: float) -> None:
+    job = Job("load", "m", share=share)
+    assert (job.fraction, job.done, job.total) == (fraction, None, None)
+
+
 async def test_running_jobs_are_kept_and_the_last_that_ended() -> None:
     """However many there were since."""
     jobs = Jobs()

@@ -426,6 +426,24 @@ def test_jobs_on_one_name_take_turns(virtual: Run[None]) -> None:
     virtual(main)
 
 
+def test_steps_of_a_conversion_are_no_bytes(virtual: Run[None]) -> None:
+    """What is told of them is a fraction of the step, until bytes are told again."""
+
+    async def main() -> None:
+        house = House()
+        job = house.life.load("a")
+        await asyncio.sleep(1.5)
+        house.loads.reports["a"]("verify", fraction=0.5)
+        assert (job.stage, job.fraction, job.done, job.total) == ("verify", 0.5, None, None)
+        [listing] = await house.life.listing()
+        assert (listing.note, listing.fraction) == ("verify", 0.5)
+        house.loads.reports["a"]("writing", 30.0, 120.0)
+        assert (job.fraction, job.done, job.total) == (0.25, 30.0, 120.0)
+        await job.wait()
+
+    virtual(main)
+
+
 def test_downloads_are_joined_and_change_nothing_the_second_time(virtual: Run[None]) -> None:
     """The model is not served; another source of the same name waits its turn by being refused."""
 
