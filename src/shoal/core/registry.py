@@ -141,13 +141,18 @@ class Model:
 
 
 class Registry:
-    """Models by name and alias, in the order in which they were named. A name means one model, always. `gone` hears
-    the name of each that was removed."""
+    """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
+    hears the name of each that was removed.
+
+    One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
+    to another one, whose vectors are of another space.
+    """
 
     def __init__(self) -> None:
         self.gone: Callable[[str], None] = _unheard
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
+        self._places: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -159,7 +164,11 @@ class Registry:
                 raise AddressError(
                     f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
                 )
+        place = self._places.setdefault(model.name, len(self._places))
+        behind = [each for each in self if self._places[each.name] > place]
         self._models[model.name] = model
+        for each in behind:
+            self._models[each.name] = self._models.pop(each.name)
         for name in (model.name, *model.aliases):
             self._names[name] = model
 

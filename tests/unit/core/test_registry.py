@@ -57,6 +57,20 @@ def test_removed_models_free_their_names() -> None:
     names.add(Model("al", ("x",)))
 
 
+def test_a_model_that_comes_back_takes_its_place_again() -> None:
+    """After an unload and a load the same model answers who names none; a newcomer stands behind all others."""
+    first, second, third = ready("first"), ready("second"), ready("third")
+    names = registry(first, second, third)
+    names.remove(first)
+    assert names.find("") is second
+    names.remove(second)
+    names.add(back := ready("first"))
+    names.add(ready("new"))
+    names.add(ready("second"))
+    assert names.find("") is back
+    assert [model.name for model in names] == ["first", "second", "third", "new"]
+
+
 def test_iteration_bears_removal() -> None:
     """Who walks over the models may remove them."""
     names = registry(Model("a"), Model("b"))
