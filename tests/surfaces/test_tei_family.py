@@ -111,6 +111,23 @@ async def test_similarity() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "sentences", "status", "words"),
+    [
+        ("a", ["b", "reject-item"], 422, "sentences[1]: the engine refused an input"),
+        ("reject-item", ["b"], 422, "source_sentence: the engine refused an input"),
+        ("a", ["nan-item", "b"], 424, "sentences[0]: the model answered NaN for this input"),
+        ("a", ["poison-item"], 424, "the engine failed and does not say why"),
+    ],
+)
+async def test_what_was_wrong_in_a_similarity(source: str, sentences: list[str], status: int, words: str) -> None:
+    """Errors name the field that was sent, not the place in a list that no client sees."""
+    async with family() as server:
+        body = {"inputs": {"source_sentence": source, "sentences": sentences}}
+        answer = await server.call("POST", "/similarity", body)
+    assert (answer.status, answer.json()["error"]) == (status, words)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "characters", "tokens"),
     [
         ("/embed", {"inputs": ["été", [1, 2, 3]]}, "6", "4"),

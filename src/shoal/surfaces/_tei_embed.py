@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from shoal.core.placing import place_in
 from shoal.core.similarity import cosines
-from shoal.errors import EmptyInput, InvalidValue, WrongType
+from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.surfaces import _matrices, _rows, _tei_models, _tei_replies, _tei_rows, _wire, _wire_tei
 from shoal.surfaces._request import Body, Options, Reply, Request
 from shoal.types import Embed, Embedded, TextItem, VectorKind
@@ -88,7 +90,10 @@ class TeiEmbed:
             truncation_direction=_tei_replies.direction(parameters.truncation_direction),
             normalize=False,
         )
-        result = await self._run(request, task)
+        try:
+            result = await self._run(request, task)
+        except ShoalError as error:
+            raise _of_sentence(error) from None
         source, others = result.vectors[:1], result.vectors[1:]
         body = _rows.numbers(cosines(np.broadcast_to(source, others.shape), others))
         return _reply(request, card, inputs, result, body)
@@ -120,6 +125,17 @@ class TeiEmbed:
 
 def _reply(request: Request, card: ModelCard, inputs: Sequence[TextItem], result: Embedded, body: Body) -> Reply:
     return Reply(200, _tei_replies.headers(request, card, _tei_replies.characters(inputs), result), body)
+
+
+def _of_sentence(error: ShoalError) -> ShoalError:
+    """Source and sentences are one list of inputs here: the place that is named becomes the field that was sent."""
+    place, message = place_in(error)
+    if place is None:
+        return error
+    named = copy(error)
+    named.message = f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}"
+    named.args = (named.message,)
+    return named
 
 
 def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
