@@ -68,7 +68,7 @@ def too_long(total: int, exact: bool, limit: int) -> TooLong:
     """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
     amount = f"{total}" if exact else f"at least {total}"
     return TooLong(
-        f"the input has {amount} tokens, the model takes at most {limit}; shorten it or send truncate=true",
+        f"the input has {amount} tokens, the model takes at most {limit}; shorten it, or let it be cut (truncate)",
         param="input",
     )
 
