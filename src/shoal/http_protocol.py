@@ -1,10 +1,11 @@
 """One HTTP/1.1 connection: uvicorn's own, without what lets a client hold it for nothing.
 
-Three things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets
+Four things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets
 a server do: httptools skips the body of a request that carries one, and Java's HttpClient puts one (h2c) on every POST.
 And nobody waits without end: neither for the rest of a head, nor for a client that does not read its answer. And the
 head of an answer leaves together with its body: uvicorn writes them one after the other, each a system call that wakes
-the client.
+the client. And a client that leaves is missed by all that it asked: uvicorn tells the last of several requests that
+were sent in one go, and works on for nobody with the first.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import contextlib
 import fcntl
 import sys
 import termios
+from collections import deque
 from enum import Enum, auto
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 HEAD_S = 10.0
@@ -57,6 +59,7 @@ class Connection(HttpToolsProtocol):
         self._look_timer: asyncio.TimerHandle | None = None
         self._head_new = False
         self._head_size = 0
+        self._open: deque[RequestResponseCycle] = deque()  # what was asked, from the first that has no whole answer
         self._writes = 0  # how often something was written, or room was made for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -65,6 +68,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        while self._open:
+            cycle = self._open.popleft()
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self._head_came()
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -134,6 +142,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._at = _At.BODY
         super().on_headers_complete()
+        while self._open and self._open[0].response_complete:
+            self._open.popleft()
+        self._open.append(self.cycle)
         self.cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:

@@ -106,13 +106,16 @@ class Wire:
 
 
 class Client:
-    """One connection to an application that keeps what it was asked, and answers when `answering` is set."""
+    """One connection to an application that keeps what it was asked, and answers when `answering` is set. One that
+    `watches` answers nothing: it waits until the client leaves, and keeps what had been asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, bytes]] = []
         self.answering = asyncio.Event()
         self.answering.set()
         self.reads_bodies = True
+        self.watches = False
+        self.left: list[str] = []
         self.pieces = [b"ok"]
         self.between = asyncio.Event()
         self.between.set()
@@ -132,6 +135,10 @@ class Client:
             body += message["body"]
             more = message["more_body"]
         self.asked.append((scope["method"], scope["path"], body))
+        if self.watches:
+            assert (await receive())["type"] == "http.disconnect"
+            self.left.append(scope["path"])
+            return
         await self.answering.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         for left, piece in enumerate(self.pieces, 1 - len(self.pieces)):
@@ -257,6 +264,28 @@ class TestAnswers:
         await client.send(b"GET /first HTTP/1.0\r\nhost: a\r\n\r\n")
         assert client.wire.writes[0].endswith(b"ok")
         assert client.wire.is_closing()
+
+
+class TestLeaving:
+    async def test_every_request_under_way_hears_of_it(self, client: Client) -> None:
+        """Also the first of several that came in one go; those behind it do not begin."""
+        client.watches = True
+        await client.send(GET + b"GET /second HTTP/1.1\r\nhost: a\r\n\r\n")
+        client.connection.connection_lost(None)
+        await client.turn()
+        assert client.left == ["/first"]
+        assert [path for _, path, _ in client.asked] == ["/first"]
+
+    async def test_nothing_is_written_to_who_left(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+        """Nor is that told as an error of the application."""
+        await client.send(GET)
+        sent = client.wire.sent
+        client.answering.clear()
+        await client.send(GET * 2)
+        client.connection.connection_lost(None)
+        await client.leave()
+        assert client.wire.sent == sent
+        assert not caplog.records
 
 
 class TestHeads:
