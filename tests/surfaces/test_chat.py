@@ -377,9 +377,20 @@ async def test_what_an_upstream_says_is_passed_on() -> None:
     page = UpstreamRefused("bad gateway", status=502, body=b"<html>", content_type="text/html")
     answer = await talking(Talker(error=page)).call("POST", PATHS[0], ask())
     assert (answer.status, answer.headers["content-type"], answer.body) == (502, "text/html", b"<html>")
-    for silent in (UpstreamRefused("no", status=404), UpstreamRefused("no", status=302, body=b"x")):
-        answer = await talking(Talker(error=silent)).call("POST", PATHS[0], ask())
-        assert (answer.status, answer.json()["error"]["type"]) == (502, "upstream_error")
+    moved = UpstreamRefused("no", status=302, body=b"x")
+    answer = await talking(Talker(error=moved)).call("POST", PATHS[0], ask())
+    assert (answer.status, answer.json()["error"]["type"]) == (502, "upstream_error")
+
+
+@pytest.mark.parametrize("status", [404, 413, 429, 500, 502, 503])
+async def test_a_refusal_whose_words_stay_here(status: int) -> None:
+    """A proxy's page before a server that is busy or gone: the status is the server's, by which clients come again."""
+    refusal = UpstreamRefused("it is busy", status=status, retry_after=2.5)
+    answer = await talking(Talker(error=refusal)).call("POST", PATHS[0], ask())
+    told = answer.json()["error"]
+    assert (answer.status, told["type"], told["message"]) == (status, "upstream_error", "it is busy")
+    assert answer.headers["retry-after"] == "3"
+    assert "x-should-retry" not in answer.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

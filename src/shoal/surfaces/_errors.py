@@ -14,14 +14,11 @@ _ENCODE = msgspec.json.Encoder()
 
 def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
     """OpenAI's error object: all four keys, always. What an OpenAI-compatible server refused is passed on as it is."""
-    row = _status.row(error).openai
-    if isinstance(error, UpstreamRefused) and error.body and 400 <= error.status < 600:
-        headers = {"content-type": error.content_type}
-        if error.retry_after is not None:
-            headers["retry-after"] = _status.headers(error, error.status)["retry-after"]
-        return error.status, headers, error.body
-    headers = {"content-type": "application/json", **_status.headers(error, row.status)}
-    return row.status, headers, _ENCODE.encode(_wire.OpenAIError(error=detail(error)))
+    status = _status.status(error)
+    headers = {"content-type": "application/json", **_status.headers(error, status)}
+    if isinstance(error, UpstreamRefused) and error.body and status == error.status:
+        return status, {**headers, "content-type": error.content_type}, error.body
+    return status, headers, _ENCODE.encode(_wire.OpenAIError(error=detail(error)))
 
 
 def detail(error: ShoalError) -> _wire.OpenAIErrorDetail:

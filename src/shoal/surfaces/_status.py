@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from shoal.errors import MethodNotAllowed, ShoalError, Unauthorized
+from shoal.errors import MethodNotAllowed, ShoalError, Unauthorized, UpstreamRefused
 
 
 class OpenAIStatus(NamedTuple):
@@ -62,7 +62,7 @@ TABLE: dict[str, Row] = {
     "backend": _BACKEND,
     "input_rejected": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
     "out_of_memory": _BACKEND,
-    # With the status of the upstream's own answer, where that is one of an error.
+    # With the status of the upstream's own answer, where that is one of an error: `status`.
     "upstream": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "transport": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
     "crashed": Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(424, "Backend"), 502),
@@ -82,6 +82,14 @@ def row(error: ShoalError) -> Row:
     return TABLE[error.kind]
 
 
+def status(error: ShoalError) -> int:
+    """The status in OpenAI's dialect, and in those that have the same. Of an upstream's refusal it is its own: clients
+    see by it whether to come again, also where its words are no answer of this API, such as a proxy's page."""
+    if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
+        return error.status
+    return row(error).openai.status
+
+
 def unprocessable(error: ShoalError) -> int:
     """The status in dialects that are OpenAI's but for one: a body of the wrong form is 422."""
     return 422 if error.kind == "wrong_type" else row(error).openai.status
@@ -91,12 +99,12 @@ def headers(error: ShoalError, status: int) -> dict[str, str]:
     """The headers that go with an error in every dialect.
 
     Clients of the OpenAI libraries repeat every answer of 500 and above; `x-should-retry` keeps them from repeating
-    what will fail again.
+    what will fail again. Of what an upstream refused nobody here knows that: it stays as if they had asked it.
     """
     out: dict[str, str] = {}
     if error.retry_after is not None:
         out["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if status >= 500 and not error.retryable:
+    if status >= 500 and not error.retryable and not isinstance(error, UpstreamRefused):
         out["x-should-retry"] = "false"
     if isinstance(error, MethodNotAllowed):
         out["allow"] = error.allow

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from shoal.core.protocols import Operation
-from shoal.errors import ModelNotFound, ShoalError, TooManyInputs, Unsupported, UpstreamRefused
+from shoal.errors import ModelNotFound, ShoalError, TooManyInputs, Unsupported
 from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
 from shoal.surfaces import _wire_ollama as wire
 from shoal.surfaces._extras import Extras
@@ -44,9 +44,7 @@ class Ollama:
         return [*_answers(gateway, self._options), *_embeddings(gateway, self._options.max_inputs), *_models(gateway)]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status = _status.row(error).openai.status
-        if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
-            status = error.status
+        status = _status.status(error)
         headers = {"content-type": "application/json", **_status.headers(error, status)}
         return status, headers, ENCODE(wire.OllamaError(error=error.message))
 
