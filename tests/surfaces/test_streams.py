@@ -229,6 +229,13 @@ async def test_events_of_an_upstream_are_passed_on(ends: bool) -> None:
     assert answer.body == b"".join(pieces) + (b"" if ends else b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("done", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+async def test_an_end_that_an_upstream_writes_otherwise(done: bytes) -> None:
+    """One is enough."""
+    says = [Chunk(raw=("openai.chat", RAW[0] + done))]
+    assert (await streamed(Talker(says=lambda task: says))).body == RAW[0] + done
+
+
 async def test_headers_wait_for_the_first_token() -> None:
     """Nothing is sent before it, so that a failure before it has a status of its own."""
     release = asyncio.Event()

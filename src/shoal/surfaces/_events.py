@@ -20,6 +20,7 @@ from shoal.types import Chunk, TokenLogprob, Usage
 ENCODE = msgspec.json.Encoder().encode
 HEARTBEAT = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+_ENDS = (b"data: [DONE]", b"data:[DONE]")  # as upstreams write it
 UNLIKELY = -9999.0
 """JSON has no infinity; OpenAI writes this instead."""
 
@@ -78,7 +79,7 @@ class Events:
             self._request.usage = chunk.usage
         if chunk.raw is not None:
             raw = chunk.raw[1]
-            self._done = raw[-32:].rstrip().endswith(b"data: [DONE]")
+            self._done = raw[-32:].rstrip().endswith(_ENDS)
             return raw
         if chunk.usage is not None:
             return self._used(chunk.usage, self._first)

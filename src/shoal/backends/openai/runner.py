@@ -266,5 +266,7 @@ async def _events(response: Response, attempt: Attempt) -> AsyncGenerator[list[b
                 yield events[: done + 1]
                 return
             yield events
-    if has_data(splitter.rest):
+    if is_done(splitter.rest + b"\n"):  # some servers write nothing behind it
+        yield [splitter.rest + b"\n\n"]
+    elif has_data(splitter.rest):
         raise TransportFailed("the server ended its stream in the middle of an event: ask again")

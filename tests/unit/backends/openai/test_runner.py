@@ -242,6 +242,19 @@ class TestStreams:
         server.on("/chat/completions", stream(delta(), delta("", finish="stop")))
         assert passed_on(await chunks_of(runner, streaming())).endswith(delta("", "mine", finish="stop"))
 
+    @pytest.mark.parametrize("done", [b"data: [DONE]", b"data:[DONE]\n", b"data: [DONE]\r\n"])
+    @pytest.mark.parametrize("task", [streaming(), typed()], ids=["passed", "typed"])
+    async def test_a_done_without_an_empty_line(
+        self, server: FakeUpstream, runner: UpstreamRunner, done: bytes, task: Generate
+    ) -> None:
+        """Nothing of the answer is missing."""
+        server.on("/chat/completions", stream(delta(), delta("", finish="stop"), done))
+        chunks = await chunks_of(runner, task)
+        if task.raw:
+            assert passed_on(chunks).endswith(done + b"\n\n")
+        else:
+            assert ("".join(chunk.text for chunk in chunks), chunks[-1].finish_reason) == ("a", "stop")
+
     async def test_what_follows_done_is_nothing(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", stream(delta() + DONE + delta("b")))
         assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine") + DONE
