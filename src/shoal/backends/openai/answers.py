@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +35,13 @@ def usage_in(body: bytes) -> Usage | None:
     return None if usage is None else usage.told()
 
 
+class _Call(NamedTuple):
+    """A call that began: its number among those of its choice, and its id."""
+
+    number: int
+    id: str
+
+
 class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
@@ -46,7 +55,8 @@ class AnswerReader:
         self._key = key
         self._reasoning = reasoning
         self._open: dict[int, bool] = {}
-        self._tools: set[tuple[int, int]] = set()
+        self._tools: dict[tuple[int, int], _Call] = {}
+        self._calls: Counter[int] = Counter()
 
     @property
     def began(self) -> bool:
@@ -95,14 +105,17 @@ class AnswerReader:
             yield Chunk(index=index, text=text, reasoning=thought, tools=tools, logprobs=logprobs, finish_reason=reason)
 
     def _tool(self, index: int, place: int, call: ToolWire) -> ToolDelta:
-        """Its id and name go out once, though some servers repeat them; one without an id is given one."""
-        at = place if call.index is None else call.index
-        arguments = (call.function.arguments if call.function else None) or ""
-        if (index, at) in self._tools:
-            return ToolDelta(index=at, arguments=arguments)
+        """Its id and name go out once, though some servers repeat them; one without an id is given one. Calls are
+        numbered as they begin: some servers give each of them the number 0, and tell them apart by their ids alone."""
+        at = index, place if call.index is None else call.index
         name = (call.function.name if call.function else None) or ""
-        self._tools.add((index, at))
-        return ToolDelta(index=at, id=call.id or f"call_{uuid.uuid4().hex[:24]}", name=name, arguments=arguments)
+        arguments = (call.function.arguments if call.function else None) or ""
+        begun = self._tools.get(at)
+        if begun is not None and not (name and call.id and call.id != begun.id):
+            return ToolDelta(index=begun.number, arguments=arguments)
+        begun = self._tools[at] = _Call(self._calls[index], call.id or f"call_{uuid.uuid4().hex[:24]}")
+        self._calls[index] += 1
+        return ToolDelta(index=begun.number, id=begun.id, name=name, arguments=arguments)
 
 
 def _text(content: str | list[dict[str, object]] | None) -> str:

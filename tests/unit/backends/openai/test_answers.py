@@ -146,6 +146,20 @@ class TestReading:
     def test_reasons(self, reason: str, told: str) -> None:
         assert read(said(0, reason)) == [Chunk(finish_reason=told)]
 
+    @pytest.mark.parametrize("number", [{"index": 0}, {}], ids=["nought", "none"])
+    def test_calls_that_are_numbered_alike(self, number: dict[str, int]) -> None:
+        """As Ollama and Gemini stream calls side by side: each whole, under an id of its own."""
+        reader = AnswerReader()
+        tools = []
+        for ident, name in (("c1", "f"), ("c2", "g"), ("c2", "g")):
+            call = {**number, "id": ident, "function": {"name": name, "arguments": "{}"}}
+            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+        assert tools == [
+            ToolDelta(index=0, id="c1", name="f", arguments="{}"),
+            ToolDelta(index=1, id="c2", name="g", arguments="{}"),
+            ToolDelta(index=1, arguments="{}"),
+        ]
+
     def test_calls_of_tools(self) -> None:
         """Id and name come once, whatever the server repeats."""
         reader = AnswerReader()
