@@ -98,7 +98,7 @@ class AnswerReader:
             yield Chunk(index=index, reasoning=thought)
             thought = ""
         reason = None
-        if choice.finish_reason is not None:
+        if choice.finish_reason:  # "" is how some servers write null
             reason = _REASONS.get(choice.finish_reason, "stop")
             self._open[index] = False
         if text or thought or tools or logprobs or reason:

@@ -22,8 +22,8 @@ _ENDING = msgspec.json.Decoder(EndingWire)
 _WHOLE = ("response.completed", "response.incomplete")
 _FAILED = "response.failed"
 _ENDS = tuple(name.encode() for name in (*_WHOLE, _FAILED))
-# A quote inside of a JSON string has a backslash before it, so that no text can look like this.
-_REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"')
+# A quote inside of a JSON string has a backslash before it, so that no text can look like this. "" is null.
+_REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 

@@ -146,6 +146,13 @@ class TestReading:
     def test_reasons(self, reason: str, told: str) -> None:
         assert read(said(0, reason)) == [Chunk(finish_reason=told)]
 
+    def test_an_empty_reason_is_none(self) -> None:
+        """Some servers write it in every event but the last."""
+        reader = AnswerReader()
+        assert read({"delta": {"content": "a"}, "finish_reason": ""}, reader=reader) == [Chunk(text="a")]
+        assert not reader.finished
+        assert read({"delta": {}, "finish_reason": "length"}, reader=reader) == [Chunk(finish_reason="length")]
+
     @pytest.mark.parametrize("number", [{"index": 0}, {}], ids=["nought", "none"])
     def test_calls_that_are_numbered_alike(self, number: dict[str, int]) -> None:
         """As Ollama and Gemini stream calls side by side: each whole, under an id of its own."""

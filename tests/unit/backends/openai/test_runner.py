@@ -292,6 +292,15 @@ class TestStreams:
         assert isinstance(error, TransportFailed)
         assert runner._fleet.replicas[0].failures == 1
 
+    @pytest.mark.parametrize("task", [streaming(), typed()], ids=["passed", "typed"])
+    async def test_an_empty_reason_ends_nothing(
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate
+    ) -> None:
+        server.on("/chat/completions", stream(delta("a", finish=""), delta("b", finish="")))
+        got, error = await broken(runner, task)
+        assert [chunk.finish_reason for chunk in got] == [None] * len(got)
+        assert isinstance(error, TransportFailed)
+
     async def test_every_stream_of_a_server_breaks(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         """A first piece is no success: it is left alone in the end."""
         server.on("/chat/completions", stream(delta()))
