@@ -151,4 +151,6 @@ def transport_error(error: Exception, where: str) -> TransportFailed:
         return Unreached(f"{where} does not answer: check its address and that it runs")
     if isinstance(error, aiohttp.ClientConnectorError):
         return Unreached(f"{where} is not reachable: check its address and that it runs ({words})")
+    if isinstance(error, aiohttp.ClientPayloadError):  # whose own words quote the parser's, and a status 400
+        words = "it ended in the middle of the answer"
     return TransportFailed(f"the connection to {where} broke: send the request again ({words})")

@@ -119,6 +119,8 @@ class TestFailures:
             await client.post("/x", b"{}", soon())
         assert not isinstance(caught.value, Unreached)
         assert len(server.requests) == 1
+        words = "it ended in the middle of the answer" if phase == "inside" else "Server disconnected"
+        assert caught.value.message.endswith(f"({words})")
 
     async def test_an_idle_connection_that_was_closed_meanwhile(self, server: FakeUpstream, client: Client) -> None:
         """The server's closing and the request crossed each other: it goes out again, on a new connection."""
