@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from shoal.cli.banner import announce, url
 from shoal.config import Loaded, check_bind
 from shoal.errors import SetupError
 from shoal.models.address import parse_served
-from shoal.settings import Settings
+from shoal.settings import ModelTable, Settings
 
 if TYPE_CHECKING:
     from shoal.app import App
@@ -63,22 +63,20 @@ def serve(
 
         progress = stack.enter_context(TerminalProgress())
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(open_app(loaded, loaded.served, progress), loaded.settings, sockets))
+        runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
 
 
-async def _serve(
-    opening: AbstractAsyncContextManager[App], settings: Settings, sockets: Sequence[socket.socket]
-) -> None:
+async def _serve(opening: AbstractAsyncContextManager[App], loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     """Until a signal, or until it is clear that none of the models named can be served: that raises SetupError."""
     from shoal.server import HttpServer, stop_signals
 
-    stop = asyncio.Event()
+    settings, stop = loaded.settings, asyncio.Event()
     with stop_signals(stop):
         async with opening as app:
             server = HttpServer(
                 app.asgi, sockets, drain_delay_s=settings.drain_delay_s, drain_timeout_s=settings.drain_timeout_s
             )
-            loading = asyncio.create_task(_announce(app, settings, sockets[0].getsockname()[1]))
+            loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
             try:
                 await server.run(app.gateway, stop)
@@ -88,7 +86,7 @@ async def _serve(
                 await loading
 
 
-async def _announce(app: App, settings: Settings, port: int) -> None:
+async def _announce(app: App, loaded: Loaded, port: int) -> None:
     """Say what is served, once that is known. Raises SetupError when models were named and every one of them failed.
 
     None named is no failure: clients load what they want. Neither is a model that waits for its server to come: what
@@ -102,11 +100,12 @@ async def _announce(app: App, settings: Settings, port: int) -> None:
             if waiting and not loading.done():
                 for card in waiting:
                     _log.warning("%s is not served yet: %s", card.name, card.note)
-                _tell(app, settings, port)
+                _tell(app, loaded.settings, port)
                 await loading
     finally:
         loading.cancel()
-    _tell(app, settings, port)
+    _tell(app, loaded.settings, port)
+    _tell_of_tables(loaded.models, [card.name for card in app.gateway.models()])
 
 
 def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
@@ -128,3 +127,16 @@ def _tell(app: App, settings: Settings, port: int) -> None:
     for place, reason in app.gateway.waiting.items():
         _log.warning("%s is not there yet: %s", place, reason)
     announce(settings, port, cards)
+
+
+def _tell_of_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) -> None:
+    """Warn of tables that change nothing: most often their name is an alias, or has a slip. With no model at all they
+    are for those that clients will load."""
+    for name, table in tables.items():
+        if names and name not in names and not table.backends:
+            _log.warning(
+                '[models."%s"] has no backends and names no model that is served (%s): it counts once one of that name'
+                " is loaded",
+                name,
+                ", ".join(names),
+            )

@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from shoal.cli import serve
+from shoal.config import Loaded
 from shoal.core.registry import ModelCard
 from shoal.errors import SetupError
-from shoal.settings import Settings
+from shoal.settings import ModelTable, Settings
 
 READY = ModelCard("good", (), "ready", 0, None, None, ())
 FAILED = replace(READY, name="bad", state="failed", error="no such folder")
@@ -45,8 +46,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return said
 
 
-def announcing(opened: Opened) -> asyncio.Task[None]:
-    return asyncio.create_task(serve._announce(cast(Any, opened), Settings(), 80))
+def announcing(opened: Opened, **tables: ModelTable) -> asyncio.Task[None]:
+    loaded = Loaded(Settings(), {}, models=tables)
+    return asyncio.create_task(serve._announce(cast(Any, opened), loaded, 80))
 
 
 async def looks() -> None:
@@ -66,6 +68,28 @@ async def test_all_of_it_at_once(told: list[list[str]], caplog: pytest.LogCaptur
     await task
     assert told == [["good", "bad"]]
     assert "bad cannot be served: no such folder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("table", "cards", "told_of"),
+    [
+        ("other", (READY,), True),
+        ("good", (READY,), False),
+        ("later", (READY,), False),
+        ("other", (), False),
+    ],
+    ids=["of nobody", "of a model", "of one that can be loaded", "for clients to load"],
+)
+async def test_a_table_that_changes_nothing_is_told(
+    told: list[list[str]], caplog: pytest.LogCaptureFixture, table: str, cards: tuple[ModelCard, ...], told_of: bool
+) -> None:
+    """Such as one under an alias: its settings would be missed without a word."""
+    opened = Opened(*cards)
+    opened.over.set()
+    await announcing(opened, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
+    words = '[models."other"] has no backends and names no model that is served (good): it counts once'
+    assert (words in caplog.text) is told_of
+    assert len(told) == 1
 
 
 async def test_no_model_at_all_is_no_failure(told: list[list[str]]) -> None:
