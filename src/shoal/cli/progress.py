@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Self
 
@@ -15,11 +16,13 @@ from shoal.models.progress import Progress
 class TerminalProgress(Progress):
     """One bar a download and one a step of the conversion, as long as the context lasts.
 
-    Off a terminal only what is `noted` is shown, so that a log tells which source was passed over and why.
+    Off a terminal only what is `noted` is shown, so that a log tells which source was passed over and why: as records
+    of `log` where there is one, since what reads a server's log there expects nothing else.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, log: logging.Logger | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._log = log
         hidden = not self._console.is_terminal
         text = TextColumn("{task.description}", markup=False)
         amount = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -45,6 +48,9 @@ class TerminalProgress(Progress):
         self._update(self._steps, stage, fraction, 1.0)
 
     def noted(self, line: str) -> None:
+        if self._log is not None and not self._console.is_terminal:
+            self._log.info("%s", line)
+            return
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _update(self, bars: Bars, what: str, done: float, total: float | None) -> None:

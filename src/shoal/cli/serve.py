@@ -61,7 +61,7 @@ def serve(
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
 
-        progress = stack.enter_context(TerminalProgress())
+        progress = stack.enter_context(TerminalProgress(log=_log))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 
+import pytest
 from rich.console import Console
 
 from shoal.cli.progress import TerminalProgress
 
 
-def draw(*, terminal: bool) -> str:
+def draw(*, terminal: bool, log: logging.Logger | None = None) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=160, no_color=True)
-    with TerminalProgress(console) as progress:
+    with TerminalProgress(console, log=log) as progress:
         progress.fetched("hf:org/[tiny]", 0, None)
         progress.fetched("hf:org/[tiny]", 50_000_000, 100_000_000)
         progress.noted("pypi:fish: the hub [cannot] be reached")
@@ -33,3 +35,13 @@ def test_a_terminal_sees_bars() -> None:
 def test_a_log_sees_notes_alone() -> None:
     """Off a terminal there are no bars and no escape codes."""
     assert draw(terminal=False) == "pypi:fish: the hub [cannot] be reached\n"
+
+
+def test_a_server_s_log_has_them_as_records(caplog: pytest.LogCaptureFixture) -> None:
+    """So that every line of it has one form; a terminal shows them beside its bars."""
+    caplog.set_level("INFO")
+    log = logging.getLogger("shoal.noted")
+    assert draw(terminal=False, log=log) == ""
+    assert caplog.messages == ["pypi:fish: the hub [cannot] be reached"]
+    assert "pypi:fish: the hub [cannot] be reached" in draw(terminal=True, log=log)
+    assert len(caplog.messages) == 1
