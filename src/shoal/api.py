@@ -35,7 +35,7 @@ from shoal.arguments import (
 from shoal.background import Background
 from shoal.config import Loaded
 from shoal.core.contrast import compare
-from shoal.errors import ConfigError, InvalidValue, Unsupported, WrongType
+from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
 from shoal.models.address import parse_served
 from shoal.pictures import Picture, picture_of
 from shoal.settings import BY_NAME
@@ -373,7 +373,7 @@ class Shoal:
         return sorted(matches, key=lambda each: (-each.score, -each.cosine))
 
 
-def _loaded(models: Sequence[str], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
+def _loaded(models: Sequence[object], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
     for name in settings:
         if name not in BY_NAME:
             near = difflib.get_close_matches(name, BY_NAME, n=1)
@@ -381,6 +381,10 @@ def _loaded(models: Sequence[str], file: str | os.PathLike[str] | None, settings
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVERS_OWN:
             raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
+    for model in models:
+        if not isinstance(model, str):
+            hint = "several are given one by one" if isinstance(model, list | tuple) else "of a folder it is file:PATH"
+            raise AddressError(f"an address is a text, not {type(model).__name__}: {hint}")
     loaded = config.load({**settings, config.MODELS: models}, os.environ, None if file is None else Path(file))
     for address in loaded.served:
         parse_served(loaded.meant(address))

@@ -602,6 +602,15 @@ class TestSettings:
         with pytest.raises(SetupError, match="unknown option"), shoal.open("fake:no=1"):
             raise AssertionError("it was opened")
 
+    @pytest.mark.parametrize(
+        ("address", "words"),
+        [(Path("/models/m"), "not PosixPath: of a folder it is file:PATH"), (["fake:"], "one by one")],
+    )
+    def test_an_address_is_a_text(self, address: Any, words: str) -> None:
+        """Told as any other wrong one."""
+        with pytest.raises(AddressError, match=words):
+            shoal.open(address)
+
 
 class TestTheModule:
     def test_importing_it_is_free(self) -> None:
