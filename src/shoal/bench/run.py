@@ -78,6 +78,8 @@ async def first_model(pool: Pool, host: str, headers: str, task: str = "embed") 
         listed = msgspec.json.decode(body, type=_Models).data
         return next(one.id for one in listed if not one.tasks or task in one.tasks)
     except (msgspec.MsgspecError, StopIteration):
+        if reply.status == 401:
+            raise RuntimeError("the server asks for a key of its own (401): give it with --api-key") from None
         raise RuntimeError(f"the server lists no model (it answered {reply.status}): name one with --model") from None
 
 

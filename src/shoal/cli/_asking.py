@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Nobody waits behind this queue: only a hang should end it.
 PATIENCE_S = 3600.0
 
+# A refusal speaks of headers, which nobody can add to a command.
+_KEYS = " (commands take the key from SHOAL_API_KEY or SHOAL_ADMIN_KEY, or from shoal.toml)"
+
 
 class Server:
     """The one at `url`, asked with `key`. Every call raises TransportFailed when no such server answers there, and
@@ -78,7 +81,8 @@ class Server:
                 return reply
             except HTTPError as error:
                 with error:
-                    raise SetupError(f"{self.url}{path} answered {error.code}: {reason_in(error.read())}") from None
+                    said = f"{self.url}{path} answered {error.code}: {reason_in(error.read())}"
+                raise SetupError(said + (_KEYS if error.code == 401 else "")) from None
 
     @contextlib.contextmanager
     def _spoken(self) -> Iterator[None]:

@@ -24,6 +24,9 @@ class Stub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.headers.get("authorization") == "Bearer hidden":
+            self.answer(401, {"error": "no such key"})
+            return
         self.answer(200, {"object": "list", "data": [{"id": "org/first"}, {"id": "org/second"}]})
 
     def do_POST(self) -> None:
@@ -85,6 +88,13 @@ def test_text_is_for_people(url: str) -> None:
     assert code == 0
     for word in ("100 requests/s", "texts/s", "p99.9", "mean size 3", "errors      none"):
         assert word in output
+
+
+def test_a_server_that_lists_nothing_without_a_key(url: str) -> None:
+    """The flag is named; a model's name would not help."""
+    code, output = run(url, "--api-key", "hidden")
+    assert code == 1
+    assert "asks for a key of its own (401): give it with --api-key" in output
 
 
 def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:

@@ -22,9 +22,10 @@ from tests.unit.cli.servers import Quiet, serving
 class Told(HTTPServer):
     """Answers as it is told."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Any, status: int = 200) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
         self.answer = answer
+        self.status = status
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -33,7 +34,7 @@ class _Reply(Quiet):
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers["content-length"] or 0))
-        self.send_response(200)
+        self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(json.dumps(self.server.answer).encode())
 
@@ -68,6 +69,16 @@ def test_a_proxy_is_not_asked_for_this_machine(command: list[str], monkeypatch: 
         result = CliRunner().invoke(app, words, env={"http_proxy": "http://127.0.0.1:1"})
     assert "nothing answers" not in result.stderr
     assert command == ["ps"] or "lists no model" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"], ["load", "m"]])
+def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
+    """It speaks of headers; the command says where it takes the key from."""
+    server = Told({"error": {"message": "No API key was sent."}}, 401)
+    with serving(server):
+        result = CliRunner().invoke(app, [*command, "--url", server.url])
+    assert result.exit_code == 1
+    assert "answered 401: No API key was sent. (commands take the key from SHOAL_API_KEY" in result.stderr
 
 
 @pytest.mark.parametrize("answer", [["a list"], {"data": [{}]}, {"data": None}, {}])
