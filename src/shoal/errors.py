@@ -20,7 +20,7 @@ ShoalError
 │   └── Conflict              it cannot be done beside what is there: the name means another model, or somebody undid it
 ├── CapacityError             not the caller's fault: the same request can succeed later
 │   ├── Overloaded            the queue, or this client's share of it, is full
-│   ├── ModelNotReady         the model is loading, or going away
+│   ├── ModelNotReady         the model is loading or going away, or of a server, perhaps, that is not there yet
 │   ├── ModelFailed           the model could not be loaded: later means once the operator has acted
 │   ├── Unavailable           no replica can take work, or the server is draining
 │   ├── DeadlineExceeded      the request's one deadline passed

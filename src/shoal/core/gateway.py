@@ -57,8 +57,8 @@ class Gateway:
 
     `draining` turns readiness off while everything already accepted is finished. `lifecycle` loads and unloads models
     (None: what is registered is all there is). `observer` is told of every request; where it is a Counts, it is also
-    where the statistics of models come from whose backend keeps none. `waiting`: servers that were named at start and
-    whose models are not known yet, with the reason; they turn readiness off too. A model may be silent for
+    where the statistics of models come from whose backend keeps none. `waiting` is the registry's; what is in it turns
+    readiness off too. A model may be silent for
     `first_token_timeout_s` before its first chunk and for `token_timeout_s` before each other.
     """
 
@@ -75,7 +75,7 @@ class Gateway:
         self.registry = registry
         self.draining = False
         self.lifecycle: Lifecycle | None = None
-        self.waiting: dict[str, str] = {}
+        self.waiting = registry.waiting
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
         registry.gone = self._forget

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from itertools import groupby
 from math import inf
@@ -211,7 +212,7 @@ class Intake:
         if not future.cancelled():
             error = future.exception()
             # no thread was to be had: the job never began, and nobody else tells those who wait for it
-            self._finish(job, ([error] * len(job), 0.0) if isinstance(error, ShoalError) else future.result())
+            self._finish(job, ([copy(error) for _ in job], 0.0) if isinstance(error, ShoalError) else future.result())
         self._schedule()
 
     def _finish(self, job: list[tuple[Pending, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:

@@ -11,7 +11,14 @@ from difflib import get_close_matches
 from shoal.core.loading import Plan
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.states import Happening, State, after
-from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
+from shoal.errors import (
+    AddressError,
+    CapacityError,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ShoalError,
+)
 from shoal.types import TaskKind
 
 LONGEST_SHOWN = 200
@@ -142,7 +149,8 @@ class Model:
 
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
-    hears the name of each that was removed.
+    hears the name of each that was removed. `waiting`: servers that were named at start and whose models are not known
+    yet, with the reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space.
@@ -150,6 +158,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.gone: Callable[[str], None] = _unheard
+        self.waiting: dict[str, str] = {}
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._places: dict[str, int] = {}
@@ -183,11 +192,14 @@ class Registry:
         return self._names.get(name)
 
     def find(self, name: str, task: TaskKind = "embed") -> Model:
-        """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound."""
+        """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound, or
+        ModelNotReady while a server that may have it is not there."""
         model = self._names.get(name) if name else self._default(task)
-        if model is None:
-            raise ModelNotFound(self._unknown(name, task), param="model")
-        return model
+        if model is not None:
+            return model
+        if self.waiting:
+            raise ModelNotReady(self._awaited(name, task), param="model", retry_after=2.0)
+        raise ModelNotFound(self._unknown(name, task), param="model")
 
     def _default(self, task: TaskKind) -> Model | None:
         """The model named as the task's default, else the first one served that can do it or may turn out to. A
@@ -212,6 +224,11 @@ class Registry:
             return found
         # Any embedder can rerank by its vectors; a model that was trained for it comes first.
         return self._default("embed") if task == "rerank" else None
+
+    def _awaited(self, name: str, task: TaskKind) -> str:
+        meant = f"the model {name[:LONGEST_SHOWN]!r}" if name else f"a model that can {task}"
+        places = "; ".join(f"{place}: {reason}" for place, reason in self.waiting.items())
+        return f"{meant} may be on a server that is not there yet ({places}): try again soon"
 
     def _unknown(self, name: str, task: TaskKind) -> str:
         if not name:

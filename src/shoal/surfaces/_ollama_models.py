@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal._version import __version__
 from shoal.core.lifecycle import Job, Listing
 from shoal.core.protocols import ModelFacts
-from shoal.errors import Forbidden, InvalidValue, ModelNotFound, ShoalError, Unauthorized
+from shoal.errors import Forbidden, InvalidValue, ModelNotFound, ModelNotReady, ShoalError, Unauthorized
 from shoal.surfaces import _jobs, _wire
 from shoal.surfaces import _wire_ollama as wire
 from shoal.surfaces._listing import listing
@@ -51,7 +51,7 @@ def tagged(name: str, adapter: str = "") -> str:
 
 def find(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
     """The served model and the adapter that a client means. Raises ModelNotFound in the words by which Ollama's
-    clients know it, InvalidValue where none is named."""
+    clients know it, ModelNotReady, and InvalidValue where none is named."""
     if not name:
         raise InvalidValue("model is required", param="model")
     try:
@@ -67,7 +67,7 @@ async def available(gateway: Gateway, request: Request, name: str, task: TaskKin
     """
     try:
         return find(gateway, name, task)
-    except ModelNotFound:
+    except (ModelNotFound, ModelNotReady):
         plain = untagged(name)
         if not await _on_disk(gateway, plain):
             raise
@@ -119,10 +119,11 @@ class Shelf:
         return _jobs.encoded(_shown(await self._known(name)))
 
     async def _known(self, name: str) -> Listing:
-        """Raises ModelNotFound."""
+        """Raises ModelNotFound and ModelNotReady."""
+        missing: ShoalError
         try:
             plain, _ = find(self._gateway, name, "generate")
-        except ModelNotFound as error:
+        except (ModelNotFound, ModelNotReady) as error:
             plain, missing = untagged(name), error
         else:
             missing = _not_found(name, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.errors import InvalidValue, ModelNotFound, Unsupported
+from shoal.errors import InvalidValue, ModelNotFound, ModelNotReady, Unsupported
 from shoal.surfaces import _cutting, _embeddings, _matrices, _mixed, _ranking, _rows, _scores, _wire
 from shoal.surfaces._request import Body, Reply, Request
 from shoal.surfaces._wire_scores import PoolingRequest
@@ -45,7 +45,7 @@ class Pooling:
         default: TaskKind = "classify" if asked.task == "classify" else "embed"
         try:
             return await _ranking.card_of(self._gateway, request, asked.model, default)
-        except ModelNotFound:
+        except (ModelNotFound, ModelNotReady):
             if asked.model or asked.task is not None:
                 raise
         return await _ranking.card_of(self._gateway, request, None, "classify")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.core.protocols import ModelFacts
-from shoal.errors import ModelNotFound, Unsupported
+from shoal.errors import ModelNotFound, ModelNotReady, Unsupported
 from shoal.surfaces._request import Request
 from shoal.types import Context, TaskKind, VectorKind
 
@@ -83,7 +83,7 @@ def main(gateway: Gateway, name: str | None = None) -> ModelCard:
         return gateway.model(name)
     try:
         return gateway.model("")
-    except ModelNotFound:
+    except (ModelNotFound, ModelNotReady):
         for card in gateway.models():
             if card.facts is not None and {"rerank", "classify"} & set(card.facts.tasks):
                 return card

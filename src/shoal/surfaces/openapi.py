@@ -15,7 +15,7 @@ import msgspec
 
 from shoal._version import __version__
 from shoal.core.protocols import Operation, Surface
-from shoal.errors import ModelNotFound, ShoalError
+from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
 from shoal.surfaces import _status
 from shoal.surfaces._operation import Described
 from shoal.surfaces._refusals import each_of, with_refusals
@@ -153,7 +153,7 @@ def operation_id(operation: Operation) -> str:
 def _default_model(gateway: Gateway, task: TaskKind) -> str:
     try:
         return gateway.resolve("", task)[0]
-    except ModelNotFound:
+    except (ModelNotFound, ModelNotReady):
         return ""
 
 

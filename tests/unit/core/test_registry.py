@@ -5,7 +5,14 @@ import time
 import pytest
 
 from shoal.core.registry import LONGEST_SHOWN, Model, Registry
-from shoal.errors import AddressError, InternalError, ModelFailed, ModelNotFound, ModelNotReady, SetupError
+from shoal.errors import (
+    AddressError,
+    InternalError,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    SetupError,
+)
 from shoal.types import TaskKind
 from tests.unit.core.runners import Embedder
 from tests.unit.core.talks import talking
@@ -42,6 +49,25 @@ def test_a_name_means_one_model(clash: Model) -> None:
     if clash.name not in ("x", "al"):
         with pytest.raises(ModelNotFound):
             names.find(clash.name)
+
+
+def test_a_server_that_is_not_there_may_have_it() -> None:
+    """Whatever is not served, by name or as a default; what is served is found as ever."""
+    names = registry(talks := ready("talks", talks=True))
+    names.waiting["openai+http://there"] = "connection refused"
+    asked: list[tuple[str, TaskKind, str]] = [
+        ("x", "generate", "the model 'x'"),
+        ("", "embed", "a model that can embed"),
+    ]
+    for name, task, meant in asked:
+        with pytest.raises(ModelNotReady) as caught:
+            names.find(name, task)
+        why = "openai+http://there: connection refused"
+        assert str(caught.value) == f"{meant} may be on a server that is not there yet ({why}): try again soon"
+    assert names.find("talks") is names.find("", "generate") is talks
+    names.waiting.clear()
+    with pytest.raises(ModelNotFound):
+        names.find("x")
 
 
 def test_removed_models_free_their_names() -> None:

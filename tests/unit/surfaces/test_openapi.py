@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from shoal.core.protocols import Operation, Surface
-from shoal.errors import ModelNotFound, RouteNotFound
+from shoal.errors import ModelNotFound, ModelNotReady, RouteNotFound, ShoalError
 from shoal.surfaces import SURFACES, Options
 from shoal.surfaces._operation import Described
 from shoal.surfaces._request import Reply, Request
@@ -62,11 +62,12 @@ class Gateway:
     def __init__(self, default: str, talker: str = "") -> None:
         self.default = default
         self.talker = talker
+        self.missing: type[ShoalError] = ModelNotFound
 
     def resolve(self, name: str, task: str) -> tuple[str, str]:
         found = self.talker if task == "generate" else self.default
         if not found:
-            raise ModelNotFound("no model")
+            raise self.missing("no model")
         return found, ""
 
 
@@ -258,6 +259,8 @@ async def test_the_document_is_kept_until_the_default_model_changes() -> None:
     gateway.default = ""
     made = (await route.endpoint(request())).body
     assert b'"model":"any"' in made
+    gateway.missing = ModelNotReady
+    assert (await route.endpoint(request())).body is made
     gateway.talker = "three"
     assert (await route.endpoint(request())).body is not made
 

@@ -1,0 +1,55 @@
+"""Models of a server that was named at start and is not there yet: come again, every dialect says, and not: no such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.surfaces.surface_kit import serve
+
+WHY = "openai+http://there: connection refused"
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+ASKED = {
+    "/v1/chat/completions": {"model": "m", "messages": MESSAGES},
+    "/v1/completions": {"model": "m", "prompt": "hello"},
+    "/v1/responses": {"model": "m", "input": "hello"},
+    "/v1/embeddings": {"model": "m", "input": "hello"},
+    "/api/chat": {"model": "m", "messages": MESSAGES},
+    "/api/embed": {"model": "m", "input": "hello"},
+    "/v2/embed": {
+        "model": "m",
+        "texts": ["hello"],
+        "input_type": "search_query",
+        "embedding_types": ["float"],
+    },
+    "/v1/rerank": {"model": "m", "query": "hello", "documents": ["a"]},
+    "/infer_text": {"model_name": "m", "text": "hello"},
+    "/pooling": {"input": "hello"},
+    "/embed": {"inputs": "hello"},
+    "/embed_sparse": {"inputs": "hello"},
+    "/predict": {"inputs": "hello"},
+    "/rank": {"image": "data:image/png;base64,AAAA", "texts": ["hello"]},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED.items())
+async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
+    server = serve()
+    server.gateway.registry.remove(server.model)
+    assert "retry-after" not in (await server.call("POST", path, body)).headers
+    place, _, reason = WHY.partition(": ")
+    server.gateway.waiting[place] = reason
+    answer = await server.call("POST", path, body)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2"), answer.body
+    assert f"may be on a server that is not there yet ({WHY})" in answer.body.decode()
+    assert "x-should-retry" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/api/tags", "/health"])
+async def test_what_asks_no_model_is_answered(path: str) -> None:
+    server = serve()
+    server.gateway.registry.remove(server.model)
+    server.gateway.waiting["openai+http://there"] = "connection refused"
+    assert (await server.call("GET", path)).status == 200
