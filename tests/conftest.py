@@ -1,4 +1,4 @@
-"""What holds for every test: no settings from outside, no blocking of the event loop, no silent skip in CI."""
+"""What holds for every test: no settings from outside, no blocked event loop, no hurry, no silent skip in CI."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import HealthCheck, settings
+
+# How fast a machine is, or what else it does just now, is nothing that a test may fail by.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

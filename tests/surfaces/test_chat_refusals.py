@@ -137,7 +137,7 @@ fields = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     body=st.fixed_dictionaries(
         {"messages": st.lists(message, max_size=3) | values}, optional=dict.fromkeys(fields, values)

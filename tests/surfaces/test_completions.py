@@ -198,7 +198,7 @@ values = st.recursive(
 names = ["echo", "best_of", "logprobs", "suffix", "n", "stream", "max_tokens", "stop", "logit_bias", "response_format"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(body=st.fixed_dictionaries({"prompt": values}, optional=dict.fromkeys(names, values)))
 def test_any_json(body: Any) -> None:
     """Whatever is sent: an answer, or a refusal in OpenAI's shape."""

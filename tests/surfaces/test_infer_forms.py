@@ -193,7 +193,7 @@ async def test_a_model_without_pictures() -> None:
 WHOLE = form(("model_name", CLIP), ("text", "a"), ("image", A), ("image", inline(BLUE)), ("normalize", "1"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(start=st.integers(0, len(WHOLE)), stop=st.integers(0, len(WHOLE)), more=st.binary(max_size=8))
 def test_any_damage_is_answered_in_the_dialect(start: int, stop: int, more: bytes) -> None:
     """Cut at both ends and with bytes put in between: 200, or a 4xx with its detail."""

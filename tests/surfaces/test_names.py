@@ -51,7 +51,7 @@ def test_sources_that_lead_elsewhere(source: str) -> None:
 names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9._/-]{1,12}", fullmatch=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=names)
 def test_the_same_names_as_on_the_command_line(name: str) -> None:
     """One grammar, and the same reserved words, whoever refuses."""
@@ -96,7 +96,7 @@ def refused(name: str) -> bool:
     return False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=(st.text(max_size=12) | st.sampled_from(BAD)).filter(refused).filter(lambda name: ":" not in name))
 @example(name="a" * 300)
 @example(name="a/../../b")

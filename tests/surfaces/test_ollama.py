@@ -412,7 +412,7 @@ bodies = values | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(path=st.sampled_from(ROUTES), body=bodies)
 def test_whatever_is_sent(path: str, body: Any) -> None:
     """An answer in lines or in one piece, or a refusal in the dialect; never a failure."""

@@ -58,7 +58,7 @@ def check(path: str, answer: Answer) -> None:
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(path=st.sampled_from(ROUTES), body=values | plausible | st.lists(st.fixed_dictionaries({"query": values})))
 @example(path="/v1/embeddings", body={"input": [[]], "model": MODEL})
 def test_any_json(path: str, body: Any) -> None:
@@ -66,7 +66,7 @@ def test_any_json(path: str, body: Any) -> None:
     check(path, post(path, orjson.dumps(body)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(path=st.sampled_from(ROUTES), body=st.binary(max_size=64))
 def test_any_bytes(path: str, body: bytes) -> None:
     """So are arbitrary bytes."""
@@ -77,7 +77,7 @@ texts = st.text(min_size=1, max_size=8)
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(inputs=texts | st.lists(texts, min_size=1, max_size=200) | ids | st.lists(ids, min_size=1, max_size=8))
 def test_every_legal_input_is_answered(inputs: Any) -> None:
     """Every input that the dialect allows gives as many vectors as it holds, in order and in both encodings."""

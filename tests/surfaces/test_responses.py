@@ -321,7 +321,7 @@ names = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     body=st.fixed_dictionaries({"input": st.lists(item, max_size=3) | values}, optional=dict.fromkeys(names, values))
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import uvicorn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
@@ -187,7 +187,6 @@ def split(whole: bytes, places: list[int]) -> Iterator[bytes]:
 
 
 class TestOffers:
-    @settings(deadline=None)  # the first example pays for what uvicorn imports when it is first used
     @given(
         requests=st.lists(st.tuples(st.binary(max_size=6), st.booleans(), st.booleans()), min_size=1, max_size=4),
         places=st.lists(st.integers(0, 10_000), max_size=12),

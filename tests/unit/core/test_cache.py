@@ -145,7 +145,7 @@ def test_cleared_it_holds_nothing() -> None:
 Step = tuple[str, int, int]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 9), st.integers(1, 40)), max_size=80),
     entries=st.integers(0, 5),

@@ -356,7 +356,7 @@ def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, 
     return len(taken(queue, facts=engine).entries)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     fixed=st.floats(1e-6, 0.2),
     dearer=st.floats(1.0, 4.0),
@@ -402,7 +402,7 @@ works = st.builds(
 steps = st.lists(st.one_of(works, st.just("take"), st.just("discard")), max_size=80)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=steps, size=st.integers(1, 6), padded=st.booleans(), share=st.integers(1, 3))
 def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
     steps: list[Any], size: int, padded: bool, share: int

@@ -37,7 +37,6 @@ KEYS = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(one=KEYS, other=KEYS)
 def test_equal_keys_and_no_others_have_equal_bytes(one: Hashable, other: Hashable) -> None:
     """What Python calls equal is one key, here as in a dictionary; True is 1 in both."""
@@ -124,7 +123,6 @@ def test_rows_come_back_to_the_bit(row: Row) -> None:
 RECORD = encoded(DIGEST, Counted(EVERY, 7))
 
 
-@settings(deadline=None)
 @given(at=st.integers(0, len(RECORD) - 1), bit=st.integers(0, 7))
 def test_a_changed_bit_is_noticed(at: int, bit: int) -> None:
     """Anywhere: in the checksum, the size, the digest or the numbers."""
@@ -133,7 +131,6 @@ def test_a_changed_bit_is_noticed(at: int, bit: int) -> None:
     assert decoded(bytes(changed), DIGEST) is None
 
 
-@settings(deadline=None)
 @given(size=st.integers(0, len(RECORD) - 1))
 def test_a_record_that_is_cut_off_is_noticed(size: int) -> None:
     assert decoded(RECORD[:size], DIGEST) is None
@@ -194,7 +191,7 @@ class TestReadingAFile:
         assert [digest for digest, _, _ in found] == digests
         assert all(content[at : at + size] == one for (_, at, size), one in zip(found, written, strict=True))
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(cut=st.integers(0, 2 * len(RECORD) + len(MAGIC)))
     def test_what_is_whole_before_a_cut_is_found(self, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
         """However much of the last record was written."""

@@ -312,7 +312,7 @@ async def test_frames_that_fail() -> None:
     assert source.closed.is_set()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=6), ends=st.booleans())
 def test_nothing_is_lost(groups: Sequence[Sequence[str]], ends: bool) -> None:
     """However chunks bunch up, their frames come out once each, in order."""

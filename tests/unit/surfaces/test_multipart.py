@@ -50,7 +50,7 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=PARTS, turn=st.integers(1, 64))
 def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
     """Names, bytes and order come back, wherever the body is cut for its turns, also where data looks like the
@@ -62,7 +62,7 @@ def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
         assert read(body, most=len(parts)) == parts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=PARTS, data=st.data())
 def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> None:
     """Wherever it ends before the last boundary does: nothing is made of half a form."""
@@ -72,7 +72,7 @@ def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> 
         read(body[:end])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=80) | st.lists(PIECES | st.just(b"--xyz\r\n"), max_size=12).map(b"".join))
 def test_any_bytes(body: bytes) -> None:
     """They are a form, or refused as none."""

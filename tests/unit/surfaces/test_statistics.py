@@ -52,7 +52,7 @@ def _set(duration: Any, spent: Spent) -> None:
     duration.count, duration.ns = spent.count, spent.ns
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stats=st.lists(models, max_size=2))
 def test_as_protobuf_writes_it(stats: list[ModelStats]) -> None:
     """Names, order of nothing, strings for 64 bits and what is left out: all as from a client of Triton."""

@@ -274,7 +274,7 @@ scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
 numbers = st.integers(0, 2**31 - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     ids=scraps | st.lists(scraps | numbers | st.lists(numbers, max_size=5), max_size=8),
     ascii=st.booleans(),

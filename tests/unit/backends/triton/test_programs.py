@@ -93,7 +93,7 @@ def test_the_tokenizer_agrees_with_the_pipeline(
         same(answer, piped(tmp_path, text, texts))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=80), min_size=1, max_size=4))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokenizer_agrees_for_any_text(

@@ -420,7 +420,7 @@ SECTIONS = {
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_settings_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever the values: one of the file's keys is named, or what came out is sound."""
     section = data.draw(st.sampled_from(sorted(SECTIONS)))
