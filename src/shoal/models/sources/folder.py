@@ -36,9 +36,9 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
             raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
     except OSError as error:
-        if not path.exists():
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.exists(path):
             raise SourceError(f"{address} does not exist: check the path") from None
-        # A link of the folder whose file is gone, for one.
+        # A link of the folder whose file is gone, for one. Not Path.exists: it raises where it may not look.
         raise SourceError(f"{address} cannot be read: {error.strerror} ({error.filename})") from error
     fingerprint = hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
     return msgspec.structs.replace(address, target=str(path), revision=fingerprint)

@@ -47,12 +47,24 @@ def test_home_is_expanded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("gone", "does not exist"), ("tiny/config.json", "is a file"), (".", "neither config.json")]
+    ("path", "said"),
+    [
+        ("gone", "does not exist"),
+        ("tiny/config.json/within", "does not exist"),
+        ("tiny/config.json", "is a file"),
+        (".", "neither config.json"),
+    ],
 )
 def test_what_is_no_model_is_refused(model_folder: Path, path: str, said: str) -> None:
     """A missing path, a file and a folder without a model are told apart."""
     with pytest.raises(SourceError, match=said):
         resolve(parse_address(f"file:{model_folder.parent / path}"))
+
+
+def test_a_path_that_the_system_does_not_take_is_refused(model_folder: Path) -> None:
+    """Of which nobody can say whether it exists."""
+    with pytest.raises(SourceError, match="cannot be read: File name too long"):
+        resolve(parse_address(f"file:{model_folder.parent / ('n' * 300)}"))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
