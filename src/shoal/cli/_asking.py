@@ -30,7 +30,10 @@ class Server:
         from urllib.parse import urlsplit
         from urllib.request import ProxyHandler, build_opener
 
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # half of an IPv6 address
+            raise ConfigError(f"--url {url}: write http://host:port", param="--url") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url}: write http://host:port", param="--url")
         self.url = url.rstrip("/")
@@ -83,6 +86,8 @@ class Server:
                 with error:
                     said = f"{self.url}{path} answered {error.code}: {reason_in(error.read())}"
                 raise SetupError(said + (_KEYS if error.code == 401 else "")) from None
+            except ValueError as error:  # letters that no host, path or header has
+                raise ConfigError(f"{self.url} cannot be asked: check --url and the key ({error})") from None
 
     @contextlib.contextmanager
     def _spoken(self) -> Iterator[None]:

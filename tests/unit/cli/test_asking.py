@@ -119,11 +119,20 @@ def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
             Server(server.url).first_model("embed")
 
 
-@pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://"])
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://", "http://[::1"])
 def test_what_is_no_url(url: str) -> None:
     """The flag is named."""
     with pytest.raises(ConfigError, match="write http://host:port"):
         Server(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("http://127.0.0.1:1/ü", None), ("http://a..b:1", None), ("http://127.0.0.1:1", "a\nb")]
+)
+def test_what_http_has_no_letters_for(url: str, key: str | None) -> None:
+    """One line, and no traceback."""
+    with pytest.raises(ConfigError, match="cannot be asked: check --url and the key"):
+        Server(url, key).ask("/models")
 
 
 def test_the_first_key_without_its_class() -> None:
