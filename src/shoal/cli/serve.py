@@ -105,7 +105,8 @@ async def _announce(app: App, loaded: Loaded, port: int) -> None:
     finally:
         loading.cancel()
     _tell(app, loaded.settings, port)
-    _tell_of_tables(loaded.models, [card.name for card in app.gateway.models()])
+    if not app.gateway.waiting:  # whose models nobody knows yet
+        _tell_of_tables(loaded.models, [card.name for card in app.gateway.models()])
 
 
 def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:

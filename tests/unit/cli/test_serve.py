@@ -92,6 +92,16 @@ async def test_a_table_that_changes_nothing_is_told(
     assert len(told) == 1
 
 
+async def test_a_table_may_be_of_a_server_that_is_away(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody knows which models it has."""
+    opened = Opened(READY)
+    opened.waiting["openai+http://away/v1"] = "not reachable"
+    opened.over.set()
+    await announcing(opened, other=ModelTable())
+    assert "is not there yet" in caplog.text
+    assert "names no model" not in caplog.text
+
+
 async def test_no_model_at_all_is_no_failure(told: list[list[str]]) -> None:
     """Clients load what they want."""
     opened = Opened()
