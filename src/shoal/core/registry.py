@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import count
 
 from shoal.core.loading import Plan
 from shoal.core.protocols import ModelFacts, Runner
@@ -153,7 +154,7 @@ class Registry:
     yet, with the reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
-    to another one, whose vectors are of another space.
+    to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
     """
 
     def __init__(self) -> None:
@@ -162,6 +163,8 @@ class Registry:
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._places: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+        self._count = count()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -173,7 +176,7 @@ class Registry:
                 raise AddressError(
                     f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
                 )
-        place = self._places.setdefault(model.name, len(self._places))
+        place = self._places[model.name] = self._kept[model.name] if model.name in self._kept else next(self._count)
         behind = [each for each in self if self._places[each.name] > place]
         self._models[model.name] = model
         for each in behind:
@@ -183,6 +186,9 @@ class Registry:
 
     def remove(self, model: Model) -> None:
         self._models.pop(model.name, None)
+        place = self._places.pop(model.name, None)
+        if place is not None and (model.required or model.facts is not None):
+            self._kept[model.name] = place
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
         self.gone(model.name)

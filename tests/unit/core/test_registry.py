@@ -209,6 +209,24 @@ def test_a_sleeper_keeps_its_facts() -> None:
     assert facts is not None
 
 
+def test_a_model_that_never_loaded_keeps_no_place() -> None:
+    """Another try of a load that failed takes no requests from who answers them; after a load, it has its place."""
+    names = registry()
+    names.add(wrong := Model("late", required=False))
+    names.remove(wrong)
+    names.add(serving := ready("serving"))
+    names.add(late := Model("late", required=False))
+    assert names.find("") is serving
+    late.loaded(Embedder())
+    names.remove(late)
+    names.remove(serving)
+    for name in ("late", "serving"):
+        names.add(again := Model(name, required=False))
+        names.remove(again)
+        names.add(ready(name))
+    assert [model.name for model in names] == ["serving", "late"]
+
+
 def test_a_sleeper_says_that_it_sleeps() -> None:
     """Until it wakes: then what that waits for."""
     model = Model("m")
