@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -35,11 +35,23 @@ def usage_in(body: bytes) -> Usage | None:
     return None if usage is None else usage.told()
 
 
-class _Call(NamedTuple):
-    """A call that began: its number among those of its choice, and its id."""
+@dataclass(slots=True)
+class _Call:
+    """A call that began: its number among those of its choice, its id, and what came of it."""
 
     number: int
     id: str
+    name: str
+    arguments: str
+
+    def whole(self) -> bool:
+        """Whether it has all of its arguments: they are one JSON object."""
+        if not self.arguments.rstrip().endswith("}"):
+            return False
+        try:
+            return isinstance(msgspec.json.decode(self.arguments), dict)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return False
 
 
 class AnswerReader:
@@ -106,14 +118,19 @@ class AnswerReader:
 
     def _tool(self, index: int, place: int, call: ToolWire) -> ToolDelta:
         """Its id and name go out once, though some servers repeat them; one without an id is given one. Calls are
-        numbered as they begin: some servers give each of them the number 0, and tell them apart by their ids alone."""
+        numbered as they begin: some servers give each of them the number 0, and tell them apart by their ids alone.
+        Others repeat the name with every piece, under an id that is always new: such a piece begins no call."""
         at = index, place if call.index is None else call.index
         name = (call.function.name if call.function else None) or ""
         arguments = (call.function.arguments if call.function else None) or ""
         begun = self._tools.get(at)
-        if begun is not None and not (name and call.id and call.id != begun.id):
-            return ToolDelta(index=begun.number, arguments=arguments)
-        begun = self._tools[at] = _Call(self._calls[index], call.id or f"call_{uuid.uuid4().hex[:24]}")
+        if begun is not None:
+            other = name and call.id and call.id != begun.id
+            if not other or (name == begun.name and not (arguments.strip() and begun.whole())):
+                begun.arguments += arguments
+                return ToolDelta(index=begun.number, arguments=arguments)
+        ident = call.id or f"call_{uuid.uuid4().hex[:24]}"
+        begun = self._tools[at] = _Call(self._calls[index], ident, name, arguments)
         self._calls[index] += 1
         return ToolDelta(index=begun.number, id=begun.id, name=name, arguments=arguments)
 

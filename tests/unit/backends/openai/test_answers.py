@@ -153,6 +153,28 @@ class TestReading:
         assert not reader.finished
         assert read({"delta": {}, "finish_reason": "length"}, reader=reader) == [Chunk(finish_reason="length")]
 
+    @pytest.mark.parametrize("pieces", [["", '{"a": {', "}", "}", ""], ['{"a": 1}', "\n"], ["}", "{}"]])
+    def test_pieces_under_ids_that_are_always_new(self, pieces: list[str]) -> None:
+        """As older versions of vLLM stream the call of a function that was named: the name again with each piece."""
+        reader = AnswerReader()
+        tools = []
+        for place, piece in enumerate(pieces):
+            call = {"index": 0, "id": f"c{place}", "function": {"name": "f", "arguments": piece}}
+            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+        first, *others = pieces
+        assert tools == [
+            ToolDelta(index=0, id="c0", name="f", arguments=first),
+            *(ToolDelta(index=0, arguments=piece) for piece in others),
+        ]
+
+    def test_one_function_called_twice_under_one_number(self) -> None:
+        reader = AnswerReader()
+        tools = []
+        for ident in ("c1", "c2"):
+            call = {"index": 0, "id": ident, "function": {"name": "f", "arguments": '{"a": 1}'}}
+            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+        assert [(tool.index, tool.id, tool.name) for tool in tools] == [(0, "c1", "f"), (1, "c2", "f")]
+
     @pytest.mark.parametrize("number", [{"index": 0}, {}], ids=["nought", "none"])
     def test_calls_that_are_numbered_alike(self, number: dict[str, int]) -> None:
         """As Ollama and Gemini stream calls side by side: each whole, under an id of its own."""
