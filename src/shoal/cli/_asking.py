@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 3600.0
 
 # A refusal speaks of headers, which nobody can add to a command.
-_KEYS = " (commands take the key from SHOAL_API_KEY or SHOAL_ADMIN_KEY, or from shoal.toml)"
+_KEYS = " (the key is that of SHOAL_API_KEY, for `ps`, `load` and the like SHOAL_ADMIN_KEY, or of shoal.toml)"
 
 
 class Server:

@@ -78,7 +78,7 @@ def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
     with serving(server):
         result = CliRunner().invoke(app, [*command, "--url", server.url])
     assert result.exit_code == 1
-    assert "answered 401: No API key was sent. (commands take the key from SHOAL_API_KEY" in result.stderr
+    assert "answered 401: No API key was sent. (the key is that of SHOAL_API_KEY" in result.stderr
 
 
 @pytest.mark.parametrize("answer", [["a list"], {"data": [{}]}, {"data": None}, {}])
