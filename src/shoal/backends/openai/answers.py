@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
 from shoal.backends.openai.errors import failure
-from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Counting, LogprobsWire, Said, TokenWire, ToolWire
+from shoal.backends.openai.tool_calls import ToolCalls
+from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Counting, LogprobsWire, Said, TokenWire
 from shoal.errors import EngineFailed
-from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
+from shoal.types import Chunk, TokenLogprob, Usage
 
 _ANSWER = msgspec.json.Decoder(AnswerWire)
 _COUNTING = msgspec.json.Decoder(Counting)
@@ -35,25 +33,6 @@ def usage_in(body: bytes) -> Usage | None:
     return None if usage is None else usage.told()
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call that began: its number among those of its choice, its id, and what came of it."""
-
-    number: int
-    id: str
-    name: str
-    arguments: str
-
-    def whole(self) -> bool:
-        """Whether it has all of its arguments: they are one JSON object."""
-        if not self.arguments.rstrip().endswith("}"):
-            return False
-        try:
-            return isinstance(msgspec.json.decode(self.arguments), dict)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return False
-
-
 class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
@@ -67,8 +46,7 @@ class AnswerReader:
         self._key = key
         self._reasoning = reasoning
         self._open: dict[int, bool] = {}
-        self._tools: dict[tuple[int, int], _Call] = {}
-        self._calls: Counter[int] = Counter()
+        self._calls = ToolCalls()
 
     @property
     def began(self) -> bool:
@@ -95,7 +73,7 @@ class AnswerReader:
     def ends(self) -> Iterator[Chunk]:
         for index, still in self._open.items():
             if still:
-                yield Chunk(index=index, finish_reason="stop")
+                yield Chunk(index=index, tools=list(self._calls.rest(index)), finish_reason="stop")
         if self.usage is not None:
             yield Chunk(usage=self.usage)
 
@@ -103,7 +81,7 @@ class AnswerReader:
         told = choice.delta or choice.message or Said()
         text = choice.text or _text(told.content) or told.refusal or ""
         thought = (told.reasoning_content or told.reasoning or "") if self._reasoning else ""
-        tools = [self._tool(index, place, call) for place, call in enumerate(told.tool_calls or ())]
+        tools = self._calls.read(index, told)
         logprobs = _logprobs(choice.logprobs)
         self._open.setdefault(index, True)
         if thought and text:  # a chunk's thoughts come before its text, whoever reads it
@@ -113,26 +91,9 @@ class AnswerReader:
         if choice.finish_reason:  # "" is how some servers write null
             reason = _REASONS.get(choice.finish_reason, "stop")
             self._open[index] = False
+            tools += self._calls.rest(index)
         if text or thought or tools or logprobs or reason:
             yield Chunk(index=index, text=text, reasoning=thought, tools=tools, logprobs=logprobs, finish_reason=reason)
-
-    def _tool(self, index: int, place: int, call: ToolWire) -> ToolDelta:
-        """Its id and name go out once, though some servers repeat them; one without an id is given one. Calls are
-        numbered as they begin: some servers give each of them the number 0, and tell them apart by their ids alone.
-        Others repeat the name with every piece, under an id that is always new: such a piece begins no call."""
-        at = index, place if call.index is None else call.index
-        name = (call.function.name if call.function else None) or ""
-        arguments = (call.function.arguments if call.function else None) or ""
-        begun = self._tools.get(at)
-        if begun is not None:
-            other = name and call.id and call.id != begun.id
-            if not other or (name == begun.name and not (arguments.strip() and begun.whole())):
-                begun.arguments += arguments
-                return ToolDelta(index=begun.number, arguments=arguments)
-        ident = call.id or f"call_{uuid.uuid4().hex[:24]}"
-        begun = self._tools[at] = _Call(self._calls[index], ident, name, arguments)
-        self._calls[index] += 1
-        return ToolDelta(index=begun.number, id=begun.id, name=name, arguments=arguments)
 
 
 def _text(content: str | list[dict[str, object]] | None) -> str:

@@ -82,8 +82,10 @@ class EndingWire(msgspec.Struct):
 
 
 class FunctionWire(msgspec.Struct):
+    """`arguments` are a text, or, of some servers, the object itself."""
+
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
 
 
 class ToolWire(msgspec.Struct):
@@ -93,13 +95,15 @@ class ToolWire(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """A `delta` or a `message`. Some servers send content in parts, of which only the text is an answer."""
+    """A `delta` or a `message`. Some servers send content in parts, of which only the text is an answer.
+    `function_call` is the one call of the API before it had tools."""
 
     content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolWire] | None = None
+    function_call: FunctionWire | None = None
 
 
 class TokenWire(msgspec.Struct):

@@ -41,6 +41,12 @@ def said(index: int = 0, finish: str | None = None, logprobs: Any = None, **delt
     return {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
 
 
+def fragments_read(*told: dict[str, Any]) -> list[ToolDelta]:
+    """Of a stream with one fragment of a call in each event."""
+    reader = AnswerReader()
+    return [tool for each in told for chunk in read(said(tool_calls=[each]), reader=reader) for tool in chunk.tools]
+
+
 class TestStreams:
     async def test_text_then_reason_then_usage(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         events = [delta(""), delta("Grü"), delta("ße", usage=None), delta("", finish="length"), last(), DONE]
@@ -208,6 +214,69 @@ class TestReading:
         assert [(tool.index, tool.name) for tool in tools] == [(0, "f"), (1, "g")]
         assert all(tool.id.startswith("call_") for tool in tools)
         assert tools[0].id != tools[1].id
+
+    def test_calls_that_nothing_but_their_names_tell_apart(self) -> None:
+        """No index, no id: a name that comes again, once the arguments before it are whole, begins another call."""
+        fragments = [("f", '{"x":'), ("f", "1}"), ("f", '{"y":2}'), ("g", ""), ("h", ""), (None, "{}"), (None, " ")]
+        tools = fragments_read(*({"function": {"name": name, "arguments": told}} for name, told in fragments))
+        assert [(tool.index, tool.name, tool.arguments) for tool in tools] == [
+            (0, "f", '{"x":'),
+            (0, "", "1}"),
+            (1, "f", '{"y":2}'),
+            (2, "g", ""),
+            (3, "h", ""),
+            (3, "", "{}"),
+            (3, "", " "),
+        ]
+        assert len({tool.id for tool in tools if tool.name}) == 4
+
+    def test_braces_alone_end_no_call(self) -> None:
+        told = ('{"x":{}', "}", "}")  # the last of them is one too many
+        tools = fragments_read(*({"function": {"name": "f", "arguments": each}} for each in told))
+        assert [tool.index for tool in tools] == [0, 0, 1]
+
+    def test_a_name_that_comes_after_its_id(self) -> None:
+        """The call is told once it is known what is called, with the arguments that came by then."""
+        told: list[dict[str, Any]] = [
+            {"index": 0, "id": "c1"},
+            {"index": 0, "function": {"arguments": '{"a"'}},
+            {"index": 0, "id": "c1", "function": {"name": "f", "arguments": ":1"}},
+            {"index": 0, "function": {"arguments": "}"}},
+        ]
+        assert fragments_read(*told) == [
+            ToolDelta(index=0, id="c1", name="f", arguments='{"a":1'),
+            ToolDelta(index=0, arguments="}"),
+        ]
+
+    def test_a_name_that_never_comes(self) -> None:
+        """What came of the call is told with the end of its choice."""
+        call = {"index": 0, "id": "c1", "function": {"arguments": "{}"}}
+        rest = [ToolDelta(index=0, id="c1", arguments="{}")]
+        assert read(said(tool_calls=[call], finish="tool_calls")) == [Chunk(tools=rest, finish_reason="tool_calls")]
+        reader = AnswerReader()
+        assert read(said(tool_calls=[call]), reader=reader) == []
+        assert list(reader.ends()) == [Chunk(tools=rest, finish_reason="stop")]
+
+    def test_arguments_that_are_an_object(self) -> None:
+        call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": {"x": [1.5, "é"]}}}
+        assert fragments_read(call) == [ToolDelta(index=0, id="c1", name="f", arguments='{"x":[1.5,"é"]}')]
+
+    def test_the_call_of_the_older_api(self) -> None:
+        reader = AnswerReader()
+        told: list[dict[str, Any]] = [{"name": "f", "arguments": ""}, {"arguments": '{"x":'}, {"arguments": "1}"}, {}]
+        chunks = [chunk for each in told for chunk in read(said(function_call=each), reader=reader)]
+        (first, *more) = [tool for chunk in chunks for tool in chunk.tools]
+        assert (first.index, first.name, first.id[:5]) == (0, "f", "call_")
+        assert more == [ToolDelta(index=0, arguments='{"x":'), ToolDelta(index=0, arguments="1}")]
+        assert read(said(finish="function_call"), reader=reader) == [Chunk(finish_reason="tool_calls")]
+        whole = {"message": {"content": None, "function_call": {"name": "f", "arguments": "{}"}}}
+        assert [(tool.name, tool.arguments) for tool in read(whole)[0].tools] == [("f", "{}")]
+
+    def test_a_call_that_is_told_in_both_ways(self) -> None:
+        function = {"name": "f", "arguments": "{}"}
+        calls = [{"id": "c1", "function": function}]
+        tools = read({"message": {"function_call": function, "tool_calls": calls}})[0].tools
+        assert tools == [ToolDelta(index=0, id="c1", name="f", arguments="{}")]
 
     def test_log_probabilities_of_chat(self) -> None:
         """Bytes are kept where the text cannot hold them."""
