@@ -37,26 +37,26 @@ class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
     `read` raises EngineFailed for what is no such answer, and UpstreamRefused for an error in mid-stream, in which
-    Shoal's own `key` is not repeated. `ends` are the last chunks, once everything was read: finish reasons that the
-    server owes, then the usage.
+    Shoal's own `key` is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because
+    some servers go on after they told one, then the usage.
     """
 
     def __init__(self, *, reasoning: bool = True, key: bytes = b"") -> None:
         self.usage: Usage | None = None
         self._key = key
         self._reasoning = reasoning
-        self._open: dict[int, bool] = {}
+        self._reasons: dict[int, str] = {}  # of the choices that began; "" where there is none yet
         self._calls = ToolCalls()
 
     @property
     def began(self) -> bool:
         """There was a choice."""
-        return bool(self._open)
+        return bool(self._reasons)
 
     @property
     def finished(self) -> bool:
         """Every choice that began has its finish reason, and there is one."""
-        return bool(self._open) and not any(self._open.values())
+        return bool(self._reasons) and all(self._reasons.values())
 
     def read(self, body: bytes) -> Iterator[Chunk]:
         try:
@@ -71,9 +71,8 @@ class AnswerReader:
             yield from self._chunks(choice, place if choice.index is None else choice.index)
 
     def ends(self) -> Iterator[Chunk]:
-        for index, still in self._open.items():
-            if still:
-                yield Chunk(index=index, tools=list(self._calls.rest(index)), finish_reason="stop")
+        for index, reason in self._reasons.items():
+            yield Chunk(index=index, tools=list(self._calls.rest(index)), finish_reason=reason or "stop")
         if self.usage is not None:
             yield Chunk(usage=self.usage)
 
@@ -83,17 +82,14 @@ class AnswerReader:
         thought = (told.reasoning_content or told.reasoning or "") if self._reasoning else ""
         tools = self._calls.read(index, told)
         logprobs = _logprobs(choice.logprobs)
-        self._open.setdefault(index, True)
+        self._reasons.setdefault(index, "")
+        if choice.finish_reason:  # "" is how some servers write null
+            self._reasons[index] = _REASONS.get(choice.finish_reason, "stop")
         if thought and text:  # a chunk's thoughts come before its text, whoever reads it
             yield Chunk(index=index, reasoning=thought)
             thought = ""
-        reason = None
-        if choice.finish_reason:  # "" is how some servers write null
-            reason = _REASONS.get(choice.finish_reason, "stop")
-            self._open[index] = False
-            tools += self._calls.rest(index)
-        if text or thought or tools or logprobs or reason:
-            yield Chunk(index=index, text=text, reasoning=thought, tools=tools, logprobs=logprobs, finish_reason=reason)
+        if text or thought or tools or logprobs:
+            yield Chunk(index=index, text=text, reasoning=thought, tools=tools, logprobs=logprobs)
 
 
 def _text(content: str | list[dict[str, object]] | None) -> str:

@@ -64,7 +64,7 @@ class TestStreams:
         chunk = {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}], "usage": USAGE}
         server.on("/completions", stream(event(chunk), DONE))
         chunks = await chunks_of(runner, typed(messages=[], prompts=["a"]))
-        assert [chunk.text for chunk in chunks] == ["b", ""]
+        assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("b", None), ("", "stop"), ("", None)]
         assert server.requests[0].json["prompt"] == "a"
 
     async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
@@ -91,7 +91,17 @@ class TestStreams:
 
     async def test_a_stream_that_ends_without_done(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", stream(delta("a", finish="stop")))
-        assert await chunks_of(runner, typed()) == [Chunk(text="a", finish_reason="stop")]
+        assert await chunks_of(runner, typed()) == [Chunk(text="a"), Chunk(finish_reason="stop")]
+
+    async def test_a_stream_that_goes_on_after_its_reason(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        """As servers do that tell it with every event: it comes once, after everything, and the last one counts."""
+        server.on("/chat/completions", stream(delta("a", finish="stop"), delta("b", finish="length"), delta("c"), DONE))
+        assert await chunks_of(runner, typed()) == [
+            Chunk(text="a"),
+            Chunk(text="b"),
+            Chunk(text="c"),
+            Chunk(finish_reason="length"),
+        ]
 
     @pytest.mark.parametrize(
         ("script", "streams"), [(stream(last(), DONE), True), (stream(DONE), True), (answer({"choices": []}), False)]
@@ -117,11 +127,8 @@ class TestStreams:
         server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
         chunks = await chunks_of(runner, typed(stream=False))
         assert chunks == [
-            Chunk(
-                reasoning="hm",
-                tools=[ToolDelta(index=0, id="c1", name="f", arguments="{}")],
-                finish_reason="tool_calls",
-            ),
+            Chunk(reasoning="hm", tools=[ToolDelta(index=0, id="c1", name="f", arguments="{}")]),
+            Chunk(finish_reason="tool_calls"),
             Chunk(usage=Usage(prompt_tokens=5, completion_tokens=2)),
         ]
         assert "stream" not in server.requests[0].json
@@ -137,7 +144,7 @@ class TestReading:
         assert not reader.finished
         read(said(0, "stop"), reader=reader)
         assert not reader.finished
-        assert list(reader.ends()) == [Chunk(index=1, finish_reason="stop")]
+        assert list(reader.ends()) == [Chunk(index=1, finish_reason="stop"), Chunk(finish_reason="stop")]
 
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
     def test_thoughts_come_before_text(self, name: str) -> None:
@@ -150,14 +157,18 @@ class TestReading:
         [("stop", "stop"), ("length", "length"), ("function_call", "tool_calls"), ("eos_token", "stop")],
     )
     def test_reasons(self, reason: str, told: str) -> None:
-        assert read(said(0, reason)) == [Chunk(finish_reason=told)]
+        reader = AnswerReader()
+        assert read(said(0, reason), reader=reader) == []
+        assert list(reader.ends()) == [Chunk(finish_reason=told)]
 
     def test_an_empty_reason_is_none(self) -> None:
         """Some servers write it in every event but the last."""
         reader = AnswerReader()
         assert read({"delta": {"content": "a"}, "finish_reason": ""}, reader=reader) == [Chunk(text="a")]
         assert not reader.finished
-        assert read({"delta": {}, "finish_reason": "length"}, reader=reader) == [Chunk(finish_reason="length")]
+        read({"delta": {}, "finish_reason": "length"}, reader=reader)
+        read({"delta": {"content": "b"}, "finish_reason": ""}, reader=reader)
+        assert list(reader.ends()) == [Chunk(finish_reason="length")]
 
     @pytest.mark.parametrize("pieces", [["", '{"a": {', "}", "}", ""], ['{"a": 1}', "\n"], ["}", "{}"]])
     def test_pieces_under_ids_that_are_always_new(self, pieces: list[str]) -> None:
@@ -251,10 +262,9 @@ class TestReading:
     def test_a_name_that_never_comes(self) -> None:
         """What came of the call is told with the end of its choice."""
         call = {"index": 0, "id": "c1", "function": {"arguments": "{}"}}
-        rest = [ToolDelta(index=0, id="c1", arguments="{}")]
-        assert read(said(tool_calls=[call], finish="tool_calls")) == [Chunk(tools=rest, finish_reason="tool_calls")]
         reader = AnswerReader()
         assert read(said(tool_calls=[call]), reader=reader) == []
+        rest = [ToolDelta(index=0, id="c1", arguments="{}")]
         assert list(reader.ends()) == [Chunk(tools=rest, finish_reason="stop")]
 
     def test_arguments_that_are_an_object(self) -> None:
@@ -268,7 +278,6 @@ class TestReading:
         (first, *more) = [tool for chunk in chunks for tool in chunk.tools]
         assert (first.index, first.name, first.id[:5]) == (0, "f", "call_")
         assert more == [ToolDelta(index=0, arguments='{"x":'), ToolDelta(index=0, arguments="1}")]
-        assert read(said(finish="function_call"), reader=reader) == [Chunk(finish_reason="tool_calls")]
         whole = {"message": {"content": None, "function_call": {"name": "f", "arguments": "{}"}}}
         assert [(tool.name, tool.arguments) for tool in read(whole)[0].tools] == [("f", "{}")]
 
