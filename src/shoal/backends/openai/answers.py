@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.backends.openai.errors import failure
+from shoal.backends.openai.errors import failure, no_answer
 from shoal.backends.openai.tool_calls import ToolCalls
-from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Counting, LogprobsWire, Said, TokenWire
-from shoal.errors import EngineFailed
+from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Choosing, Counting, LogprobsWire, Said, TokenWire
 from shoal.types import Chunk, TokenLogprob, Usage
 
 _ANSWER = msgspec.json.Decoder(AnswerWire)
+_CHOOSING = msgspec.json.Decoder(Choosing)
 _COUNTING = msgspec.json.Decoder(Counting)
 _REASONS = {
     "stop": "stop",
@@ -21,6 +21,14 @@ _REASONS = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
+
+
+def has_choices(body: bytes) -> bool:
+    """Whether a whole answer of chat or completions holds any."""
+    try:
+        return bool(_CHOOSING.decode(body).choices)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def usage_in(body: bytes) -> Usage | None:
@@ -36,8 +44,8 @@ def usage_in(body: bytes) -> Usage | None:
 class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
-    `read` raises EngineFailed for what is no such answer, and UpstreamRefused for an error in mid-stream, in which
-    Shoal's own `key` is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because
+    `read` raises UpstreamRefused for what is no such answer, and for an error in mid-stream, in which Shoal's own `key`
+    is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because
     some servers go on after they told one, then the usage.
     """
 
@@ -62,7 +70,7 @@ class AnswerReader:
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the server's answer is not one of OpenAI's API: {error}") from None
+            raise no_answer(f"what is not of OpenAI's API ({error})") from None
         if answer.error:
             raise failure(body, self._key)
         if answer.usage is not None:

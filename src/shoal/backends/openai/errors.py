@@ -88,6 +88,15 @@ def failure(body: bytes, key: bytes = b"") -> UpstreamRefused:
     )
 
 
+def no_answer(what: str) -> UpstreamRefused:
+    """For an answer of status 200, or an event of one, that is none of OpenAI's API."""
+    return UpstreamRefused(
+        f"the server answered {what}: check that the model's address has the path of an OpenAI-compatible API (mostly "
+        "/v1), and look into the server's log",
+        status=502,
+    )
+
+
 def _passed_on(answer: Answer) -> bytes:
     """The body for the client: the server's own, or another where that one quotes the key."""
     if not answer.secret:

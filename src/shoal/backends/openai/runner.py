@@ -12,7 +12,7 @@ from typing import Any
 from shoal.backends._http_answer import Unreached, is_json
 from shoal.backends._http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
-from shoal.backends.openai.answers import AnswerReader, usage_in
+from shoal.backends.openai.answers import AnswerReader, has_choices, usage_in
 from shoal.backends.openai.body import ModelNames, RequestBody
 from shoal.backends.openai.passed import RESPONSES, PassedStream
 from shoal.backends.openai.replicas import Attempt, Fleet, Replica
@@ -117,8 +117,8 @@ class UpstreamRunner:
         async with self._opened(sent, ctx, streams=task.stream) as (response, attempt):
             if not task.stream:
                 data = await _whole(response, attempt)
-                if dialect != RESPONSES and (error := errors.failed(data, response.key)):
-                    raise error
+                if dialect != RESPONSES:
+                    _check_answer(data, response.key)
                 yield Chunk(raw=(dialect, names(data)), usage=usage_in(data))
                 return
             passed = PassedStream(dialect, names, response.key)
@@ -155,7 +155,7 @@ class UpstreamRunner:
                 if not done and not reader.finished:
                     raise TransportFailed("the server ended its stream before the answer was whole: ask again")
             if not reader.began:
-                raise EngineFailed("the server answered without any choice")
+                raise errors.no_answer(_NO_CHOICE)
         for chunk in reader.ends():
             yield chunk
 
@@ -209,6 +209,9 @@ class UpstreamRunner:
         return refusal
 
 
+_NO_CHOICE = "without any choice"
+
+
 class _NoResponses(Exception):
     """The server has no /responses."""
 
@@ -246,8 +249,16 @@ async def _whole(response: Response, attempt: Attempt) -> bytes:
     if not answer.whole:
         raise EngineFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
     if not answer.json:
-        raise EngineFailed("the server answered what is no JSON")
+        raise errors.no_answer("what is no JSON")
     return answer.body
+
+
+def _check_answer(body: bytes, key: bytes) -> None:
+    """Raise UpstreamRefused for a whole answer of chat or completions that tells an error, or nothing."""
+    if error := errors.failed(body, key):
+        raise error
+    if not has_choices(body):
+        raise errors.no_answer(_NO_CHOICE)
 
 
 async def _events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:

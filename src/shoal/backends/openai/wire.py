@@ -58,6 +58,12 @@ def _tokens(told: object) -> int:
     return int(min(max(told, 0), MAX_COUNT))
 
 
+class Choosing(msgspec.Struct):
+    """What of a body tells that it is an answer."""
+
+    choices: list[msgspec.Raw] | None = None
+
+
 class Nested(msgspec.Struct):
     usage: UsageWire | None = None
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.backends.openai.answers import AnswerReader, usage_in
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import MAX_COUNT
-from shoal.errors import EngineFailed, TransportFailed, UpstreamRefused
+from shoal.errors import TransportFailed, UpstreamRefused
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 from tests.fakes.openai_server import DONE, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import HEAD, USAGE, chunks_of, context, delta, last, runner_of, typed
@@ -110,8 +110,9 @@ class TestStreams:
         self, server: FakeUpstream, runner: UpstreamRunner, script: Script, streams: bool
     ) -> None:
         server.on("/chat/completions", script)
-        with pytest.raises(EngineFailed, match="without any choice"):
+        with pytest.raises(UpstreamRefused, match="without any choice: check") as caught:
             await chunks_of(runner, typed(stream=streams))
+        assert caught.value.status == 502
 
     async def test_an_error_in_the_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", stream(delta("a"), event({"error": {"message": "boom", "code": 500}})))
@@ -323,7 +324,7 @@ class TestReading:
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":3}', b'{"choices":[{"delta":{"content":3}}]}', b"\xff"])
     def test_what_is_no_answer(self, body: bytes) -> None:
-        with pytest.raises(EngineFailed, match="not one of OpenAI's API"):
+        with pytest.raises(UpstreamRefused, match="not of OpenAI's API"):
             list(AnswerReader().read(body))
 
 
@@ -368,5 +369,5 @@ class TestUsage:
     def test_what_nests_too_deep_counts_nothing(self) -> None:
         deep = b"[" * 5000 + b"]" * 5000
         assert usage_in(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
-        with pytest.raises(EngineFailed, match="not one of OpenAI's API"):
+        with pytest.raises(UpstreamRefused, match="not of OpenAI's API"):
             list(AnswerReader().read(b'{"choices":' + deep + b"}"))

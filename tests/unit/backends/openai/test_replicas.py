@@ -203,18 +203,18 @@ class TestFailingOver:
     async def test_to_a_server_with_room(self, pair: tuple[FakeUpstream, FakeUpstream], status: int) -> None:
         runner = runner_of(*pair)
         pair[0].on("/chat/completions", answer({"error": "busy"}, status))
-        pair[1].on("/chat/completions", answer({"ok": 1}))
+        pair[1].on("/chat/completions", answer({"choices": [1]}))
         for _ in range(4):
-            assert passed_on(await chunks_of(runner, asked())) == b'{"ok": 1}'
+            assert passed_on(await chunks_of(runner, asked())) == b'{"choices": [1]}'
         assert len(pair[0].requests) >= 1
         await runner.aclose()
 
     async def test_to_a_server_that_is_there(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
         runner = runner_of(*pair)
         await pair[0].stop()
-        pair[1].on("/chat/completions", answer({"ok": 1}))
+        pair[1].on("/chat/completions", answer({"choices": [1]}))
         for _ in range(4):
-            assert passed_on(await chunks_of(runner, asked())) == b'{"ok": 1}'
+            assert passed_on(await chunks_of(runner, asked())) == b'{"choices": [1]}'
         await runner.aclose()
 
     async def test_the_last_refusal_is_told(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:

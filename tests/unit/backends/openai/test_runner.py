@@ -18,6 +18,7 @@ from shoal.backends.openai import runner as runner_module
 from shoal.backends.openai.replicas import MAX_FAILURES
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.errors import (
+    BackendError,
     DeadlineExceeded,
     EngineFailed,
     InvalidValue,
@@ -27,6 +28,7 @@ from shoal.errors import (
     Unsupported,
     UpstreamRefused,
 )
+from shoal.surfaces import _status
 from shoal.types import Chunk, Embed, Generate, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
@@ -81,14 +83,14 @@ class TestRequests:
     async def test_a_dialect_has_its_route(
         self, server: FakeUpstream, runner: UpstreamRunner, dialect: str, path: str
     ) -> None:
-        server.on(path, answer({"model": "up/model", "x": 1}))
+        server.on(path, answer({"model": "up/model", "choices": [1]}))
         chunks = await chunks_of(runner, asked({"model": "mine"}, dialect=dialect))
-        assert chunks[0].raw == (dialect, b'{"model": "mine", "x": 1}')
+        assert chunks[0].raw == (dialect, b'{"model": "mine", "choices": [1]}')
         assert server.requests[0].path == "/v1" + path
         assert server.requests[0].headers["x-request-id"] == "req-1"
 
     async def test_unknown_fields_go_on_byte_for_byte(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        server.on("/chat/completions", answer({}))
+        server.on("/chat/completions", answer({"choices": [1]}))
         body = rb'{"model":"mine","messages":[ ],"vllm_xargs":{"a": [1.50, "\u00e9"]},"n":1e0,"top_k":40}'
         await chunks_of(runner, asked(body))
         assert server.requests[0].body == body.replace(b'"mine"', b'"up/model"')
@@ -97,7 +99,7 @@ class TestRequests:
         """Fields are stripped, and given where the client says nothing; not to the Responses API, which has others."""
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
         for path in ("/chat/completions", "/responses"):
-            server.on(path, answer({}))
+            server.on(path, answer({"choices": [1]}))
         await chunks_of(runner, asked({"model": "mine", "priority": 1, "seed": 2}))
         assert server.requests[0].json == {"model": "up/model", "seed": 2, "top_k": 4}
         await chunks_of(runner, asked({"model": "mine", "priority": 1}, dialect="openai.responses"))
@@ -105,10 +107,10 @@ class TestRequests:
         await runner.aclose()
 
     async def test_an_adapter_is_a_model_of_the_server(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        server.on("/chat/completions", answer({"model": "up/lora"}))
+        server.on("/chat/completions", answer({"model": "up/lora", "choices": [1]}))
         chunks = await chunks_of(runner, asked({"model": "mine:lora"}, adapter="lora"))
         assert server.requests[0].json == {"model": "up/lora"}
-        assert passed_on(chunks) == b'{"model": "mine:lora"}'
+        assert passed_on(chunks) == b'{"model": "mine:lora", "choices": [1]}'
         with pytest.raises(InvalidValue, match="no adapter 'other'; it has lora"):
             await chunks_of(runner, asked({"model": "mine:other"}, adapter="other"))
 
@@ -131,8 +133,8 @@ class TestWholeAnswers:
     async def test_a_client_that_names_no_model_reads_the_served_name(
         self, server: FakeUpstream, runner: UpstreamRunner
     ) -> None:
-        server.on("/chat/completions", answer({"model": "up/model"}))
-        assert passed_on(await chunks_of(runner, asked({"messages": []}))) == b'{"model": "mine"}'
+        server.on("/chat/completions", answer({"model": "up/model", "choices": [1]}))
+        assert passed_on(await chunks_of(runner, asked({"messages": []}))) == b'{"model": "mine", "choices": [1]}'
 
     @pytest.mark.parametrize(
         ("script", "words"),
@@ -153,8 +155,19 @@ class TestWholeAnswers:
     ) -> None:
         monkeypatch.setattr(runner_module, "MAX_ANSWER_BYTES", 1000)
         server.on("/chat/completions", script)
-        with pytest.raises(EngineFailed, match=words):
+        with pytest.raises(BackendError, match=words):
             await chunks_of(runner, asked())
+
+    @pytest.mark.parametrize("body", [b"{}", b'"hello"', b"[1]", b'{"choices":[]}', b'{"choices":null}'])
+    @pytest.mark.parametrize("task", [asked(), typed(stream=False)])
+    async def test_an_answer_that_says_nothing(
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, body: bytes
+    ) -> None:
+        """It is the server's failure, whatever its status says, and what to look at is told."""
+        server.on("/chat/completions", answer(body))
+        _, error = await broken(runner, task)
+        assert (_status.status(error), _status.row(error).openai.type) == (502, "upstream_error")
+        assert "check that the model's address" in error.message
 
 
 class TestStreams:
@@ -420,7 +433,7 @@ class TestErrors:
         if status != 200 or not task.stream:
             server.on("/chat/completions", answer(deep, status))
         _, error = await broken(runner, task)
-        assert isinstance(error, EngineFailed if status == 200 else UpstreamRefused)
+        assert isinstance(error, EngineFailed | UpstreamRefused)
 
     @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
     async def test_the_deadline(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:
