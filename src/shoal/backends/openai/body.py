@@ -15,6 +15,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _MODEL = b'"model"'
+_LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
 
 class RequestBody:
@@ -43,9 +44,12 @@ class RequestBody:
         that it does not name.
 
         `stream_options` goes out only with `stream`: OpenAI refuses it otherwise, and clients rely on that it does not
-        matter.
+        matter. A length of -1, which is none, does not go out at all: most servers refuse it.
         """
         own = {name: value for name, value in self._fields.items() if name not in strip}
+        for name in _LENGTHS & own.keys():
+            if _is_no_length(own[name]):
+                del own[name]
         if bytes(own.get("stream", b"")).strip() != b"true":
             own.pop("stream_options", None)
         fields: dict[str, Any] = {} if "model" in own else {"model": model}
@@ -81,6 +85,13 @@ class ModelNames:
         self._seen = data[:stop]
         self._instead = data[:start] + self._served
         return self._instead + data[stop:]
+
+
+def _is_no_length(raw: msgspec.Raw) -> bool:
+    try:
+        return msgspec.json.decode(raw, type=float) == -1
+    except msgspec.DecodeError:
+        return False
 
 
 def _place(data: bytes) -> tuple[int, int] | None:

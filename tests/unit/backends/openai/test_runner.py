@@ -106,6 +106,20 @@ class TestRequests:
         assert server.requests[1].json == {"model": "up/model"}
         await runner.aclose()
 
+    @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+    async def test_a_length_of_minus_one_is_none(self, server: FakeUpstream, field: str) -> None:
+        """As docs/api.md has it: what the operator says stands in its place."""
+        runner = runner_of(server, options=UpstreamOptions(defaults={"max_tokens": 64}))
+        server.on("/chat/completions", answer({"choices": [1]}))
+        for told in (b"-1", b"-1.0"):
+            await chunks_of(runner, asked(b'{"model":"mine","%b": %b}' % (field.encode(), told)))
+            assert server.requests[-1].json == {"model": "up/model", "max_tokens": 64}
+        await chunks_of(runner, asked({"model": "mine", "max_tokens": 5}))
+        assert server.requests[-1].json == {"model": "up/model", "max_tokens": 5}
+        await chunks_of(runner, asked({"model": "mine", "max_tokens": "-1"}))
+        assert server.requests[-1].json["max_tokens"] == "-1"
+        await runner.aclose()
+
     async def test_an_adapter_is_a_model_of_the_server(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"model": "up/lora", "choices": [1]}))
         chunks = await chunks_of(runner, asked({"model": "mine:lora"}, adapter="lora"))
