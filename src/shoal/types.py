@@ -192,6 +192,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `include_reasoning` False: leave out what the model thinks. `adapter`: a LoRA of the model, by the name that clients
     use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses") and the body as the client
     sent it, for backends that speak it themselves. Fields that no version of Shoal knows stay in `extras`, as received.
+    `names`: what the client calls fields of `sampling`, where its API has other names than OpenAI's and vLLM's.
     """
 
     model: str
@@ -213,6 +214,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     adapter: str = ""
     raw: tuple[str, bytes] | None = None
     extras: dict[str, msgspec.Raw] = {}
+    names: dict[str, str] = {}
 
     @property
     def choices(self) -> int:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, UpstreamRefused
-from shoal.types import Chunk, Generate, Guide, Message, Part, TokenLogprob, Tool, ToolCall, ToolDelta
+from shoal.core.sampling import honoured
+from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
+from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
 from tests.surfaces.ollama_kit import ASKED, HELLO, PROMPT, Heard, Talks, lines, talking
 from tests.surfaces.surface_kit import MODEL, serve
@@ -254,6 +255,18 @@ class TestTasks:
         assert (found.seed, found.max_tokens, found.stop) == (9, 5, ["END"])
         assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.5, 0.75, -0.5)
         assert found.logprobs is None
+
+    async def test_an_option_is_refused_by_its_own_name(self) -> None:
+        """By models on this machine and on Triton, which read it in the task."""
+        task = await task_of({**ASKED, "options": {"repeat_penalty": 1.5}})
+        with pytest.raises(Unsupported, match="cannot honour 'repeat_penalty'"):
+            honoured(task.sampling, Sampling(), (), (), task.names)
+
+    async def test_integers_that_are_written_with_a_point(self) -> None:
+        """Ollama takes them, and leaves out what is behind the point."""
+        found = (await task_of({**ASKED, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
+        assert (found.max_tokens, found.seed, found.top_k) == (5, 42, 3)
+        assert "options" in await refused({**ASKED, "options": {"seed": "42"}})
 
     @pytest.mark.parametrize("number", [-2, -1, 0])
     async def test_values_that_ask_for_nothing(self, number: int) -> None:

@@ -158,7 +158,7 @@ class GenerationRunner:
             raise InvalidValue(f"this model has no adapter {task.adapter!r}", param="model")
         asked = self._with_tools(task)
         able = self._able.parameters | CUT_HERE | (OF_IDS if self._able.gives == "ids" else frozenset())
-        sampling = honoured(asked, self.options.sampling, able, self.options.ignore)
+        sampling = honoured(asked, self.options.sampling, able, self.options.ignore, task.names)
         if task.echo and sampling.logprobs is not None:
             raise Unsupported(
                 "the probabilities of a prompt's tokens are not known: leave 'echo' or 'logprobs' out", param="logprobs"

@@ -17,7 +17,7 @@ FIELDS = Sampling.__struct_fields__
 UNSET = Sampling()
 
 WIRE_NAMES = {"include_stop": "include_stop_str_in_output"}
-"""What clients call a field, where that differs; a guide says that itself."""
+"""What clients of OpenAI's and vLLM's API call a field, where that differs; a guide says that itself."""
 
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -41,11 +41,17 @@ OF_IDS = frozenset({"stop_token_ids", "skip_special_tokens"})
 """Honoured by Shoal too where it sees token ids."""
 
 
-def honoured(asked: Sampling, defaults: Sampling, able: Collection[str], ignore: Collection[str]) -> Sampling:
+def honoured(
+    asked: Sampling,
+    defaults: Sampling,
+    able: Collection[str],
+    ignore: Collection[str],
+    names: Mapping[str, str],
+) -> Sampling:
     """The sampling of a request: what it asks for, else the model's defaults, as far as the model is `able`.
 
     Raises Unsupported for a field that the request sets and the model cannot honour, unless `ignore` has it. Both may
-    go by the name of the field or by what clients call it.
+    go by the name of the field or by what clients call it, of whom `names` tells what they call otherwise.
     """
     values: dict[str, Any] = {}
     for name in FIELDS:
@@ -54,7 +60,7 @@ def honoured(asked: Sampling, defaults: Sampling, able: Collection[str], ignore:
         if name in able:
             values[name] = value if given else getattr(defaults, name)
         elif given and value != NEUTRAL.get(name, _NOTHING):
-            wire = value.field if isinstance(value, Guide) else WIRE_NAMES.get(name, name)
+            wire = value.field if isinstance(value, Guide) else {**WIRE_NAMES, **names}.get(name, name)
             if name not in ignore and wire not in ignore:
                 raise Unsupported(
                     f"this model cannot honour {wire!r}: leave it out (the operator can have it ignored with "

@@ -14,6 +14,7 @@ from shoal.surfaces._extras import check_depth
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 
 _JSON = msgspec.json.Encoder()
+_NAMES = {"repetition_penalty": "repeat_penalty"}
 _LEVELS = ("low", "medium", "high", "max")
 _SHOWN = 64
 
@@ -28,6 +29,7 @@ def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream
         adapter=adapter,
         messages=_messages(asked.messages or []),
         sampling=_sampling(asked),
+        names=_NAMES,
         stream=stream,
         tools=[_tool(each) for each in asked.tools or []],
         template_kwargs=_thinking(asked.think),
@@ -49,6 +51,7 @@ def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *
         prompts=[asked.prompt or ""] if asked.raw else [],
         messages=messages,
         sampling=_sampling(asked),
+        names=_NAMES,
         stream=stream,
         template_kwargs=_thinking(asked.think),
         include_reasoning=asked.think is not False,
@@ -154,14 +157,15 @@ def _sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sam
     options = asked.options or wire.OllamaOptions()
     if options.typical_p not in (None, 1.0):
         raise Unsupported("'options.typical_p' is not supported: leave it out, or send 1.", param="options")
+    top_k, seed = _whole(options.top_k), _whole(options.seed)
     stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
     return Sampling(
-        max_tokens=_positive(options.num_predict),
+        max_tokens=_positive(_whole(options.num_predict)),
         temperature=options.temperature,
         top_p=options.top_p,
-        top_k=options.top_k if options.top_k is None or options.top_k > 0 else -1,
+        top_k=top_k if top_k is None or top_k > 0 else -1,
         min_p=options.min_p,
-        seed=None if options.seed is None or options.seed < 0 else options.seed,
+        seed=None if seed is None or seed < 0 else seed,
         stop=[text for text in stop if text],
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
@@ -169,6 +173,10 @@ def _sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sam
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         guide=_guide(asked.format),
     )
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
 
 
 def _positive(number: int | None) -> int | None:

@@ -30,6 +30,9 @@ Format: TypeAlias = Annotated[
     Meta(description='What the answer looks like: "json", or a JSON schema.'),
 ]
 Images: TypeAlias = Annotated[list[str], Meta(max_length=256, description="Base64 of PNG, JPEG, WebP or GIF files.")]
+Whole: TypeAlias = int | float
+"""Ollama takes every number for an integer, without what is behind its point: some clients write 42.0."""
+
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -42,14 +45,14 @@ class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     the server loads models by its own settings."""
 
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
     typical_p: Annotated[float, Meta(description="Only 1, which is off.")] | None = None
-    seed: Annotated[int, Meta(description="Below 0: any.")] | None = None
-    num_predict: Annotated[int, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None = (
-        None
-    )
+    seed: Annotated[Whole, Meta(description="Below 0: any.")] | None = None
+    num_predict: (
+        Annotated[Whole, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None
+    ) = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None

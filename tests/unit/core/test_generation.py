@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.backends.fake import HONOURED, FakeScript, FakeTalker
@@ -259,6 +260,8 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None]) -> 
         with pytest.raises(Unsupported, match="'min_p'") as caught:
             await read(talking(model), ask(min_p=0.1))
         assert caught.value.param == "min_p"
+        with pytest.raises(Unsupported, match="'least'"):
+            await read(talking(model), msgspec.structs.replace(ask(min_p=0.1), names={"min_p": "least"}))
         assert model.asked == []
         lax = GenerationOptions(model="m", ignore=frozenset({"min_p"}))
         await read(talking(model, options=lax), ask(min_p=0.1))

@@ -16,7 +16,7 @@ ABLE = {"max_tokens", "temperature", "stop"}
 def test_a_request_goes_before_the_models_defaults() -> None:
     """Field by field; what the model cannot honour has no default either."""
     defaults = Sampling(temperature=0.1, max_tokens=7, top_k=3)
-    found = honoured(Sampling(temperature=0.9), defaults, ABLE, ())
+    found = honoured(Sampling(temperature=0.9), defaults, ABLE, (), {})
     assert found == Sampling(temperature=0.9, max_tokens=7)
 
 
@@ -28,21 +28,23 @@ def test_a_request_goes_before_the_models_defaults() -> None:
         ({"logit_bias": {1: 2.0}}, "logit_bias"),
         ({"guide": Guide(kind="json_object")}, "response_format"),
         ({"include_stop": True}, "include_stop_str_in_output"),
+        ({"repetition_penalty": 1.5}, "repeat_penalty"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(asked: dict[str, Any], name: str) -> None:
     """By either of its names it can be ignored instead."""
+    names = {"repetition_penalty": "repeat_penalty"}
     with pytest.raises(Unsupported, match=name) as caught:
-        honoured(Sampling(**asked), UNSET, ABLE, ())
+        honoured(Sampling(**asked), UNSET, ABLE, (), names)
     assert caught.value.param == name
     for ignored in (name, next(iter(asked))):
-        assert honoured(Sampling(**asked), UNSET, ABLE, {ignored}) == UNSET
+        assert honoured(Sampling(**asked), UNSET, ABLE, {ignored}, names) == UNSET
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_values_are_never_refused(name: str) -> None:
     """Libraries send them without being asked."""
-    assert honoured(Sampling(**{name: NEUTRAL[name]}), UNSET, (), ()) == UNSET
+    assert honoured(Sampling(**{name: NEUTRAL[name]}), UNSET, (), (), {}) == UNSET
 
 
 def test_defaults_are_checked_when_they_are_read(caplog: pytest.LogCaptureFixture) -> None:
