@@ -55,13 +55,13 @@ class StreamLimit:
         mine = len(self._waiting.get(client, ()))
         if self.waiting >= self._queued:
             raise Overloaded(
-                f"no place is free, and {self.waiting} generations wait already (max_queued_streams): try again later",
+                f"no place is free, nor one to wait for it (max_queued_streams is {self._queued}): try again later",
                 retry_after=WORTH_ANOTHER_TRY_S,
             )
         if mine and mine >= self._queued // 2:
             raise Overloaded(
-                f"{mine} generations of this client wait for a place already, half of max_queued_streams: wait for "
-                "answers before asking for more",
+                f"this client has its half of max_queued_streams ({mine} of {self._queued}) waiting for a place: wait "
+                "for answers before asking for more",
                 retry_after=WORTH_ANOTHER_TRY_S,
             )
 

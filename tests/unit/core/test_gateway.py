@@ -362,12 +362,12 @@ async def test_too_many_that_wait_for_a_place_are_refused() -> None:
     await until(lambda: runner.begun == 1)
     waiting = [asyncio.create_task(text_of(gate, generate(), soon(client="a"))) for _ in range(2)]
     await until(lambda: gate._places(model).waiting == 2)
-    with pytest.raises(Overloaded, match="this client") as caught:
+    with pytest.raises(Overloaded, match=r"this client has its half of max_queued_streams \(2 of 4\)") as caught:
         await text_of(gate, generate(), soon(client="a"))
     assert caught.value.retry_after
     waiting += [asyncio.create_task(text_of(gate, generate(), soon(client=name))) for name in "bc"]
     await until(lambda: gate._places(model).waiting == 4)
-    with pytest.raises(Overloaded, match="max_queued_streams"):
+    with pytest.raises(Overloaded, match=r"nor one to wait for it \(max_queued_streams is 4\)"):
         await text_of(gate, generate(), soon(client="d"))
     assert runner.release is not None
     runner.release.set()
