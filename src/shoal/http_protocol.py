@@ -1,11 +1,12 @@
 """One HTTP/1.1 connection: uvicorn's own, without what lets a client hold it for nothing.
 
-Four things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets
+Five things are other than in uvicorn. An offer to speak another protocol is passed over, as RFC 9110 section 7.8 lets
 a server do: httptools skips the body of a request that carries one, and Java's HttpClient puts one (h2c) on every POST.
 And nobody waits without end: neither for the rest of a head, nor for a client that does not read its answer. And the
 head of an answer leaves together with its body: uvicorn writes them one after the other, each a system call that wakes
 the client. And a client that leaves is missed by all that it asked: uvicorn tells the last of several requests that
-were sent in one go, and works on for nobody with the first.
+were sent in one go, and works on for nobody with the first. And on the way down no connection closes at once behind an
+answer whose head left before that was known.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ HEAD_BYTES = 65_536
 LOOK_S = 10.0
 LOOKS = 3
 """A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
+LINGER_S = 0.5
+"""On the way down, behind an answer whose head could not say `connection: close`. A client that uses the connection
+again does so at once, and is told by the next answer; less than the time for streams' last words, which it follows."""
 
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
 
@@ -159,6 +163,12 @@ class Connection(HttpToolsProtocol):
         if self._at is _At.HEAD and self._answered() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._expect_head()
+
+    def shutdown(self) -> None:
+        if self._answered() or not self.cycle.response_started:
+            super().shutdown()
+        else:
+            self.timeout_keep_alive = LINGER_S  # type: ignore[assignment]  # a timer's delay, and no more
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from shoal.http_protocol import HEAD_BYTES, HEAD_S, LOOK_S, LOOKS, Connection
+from shoal.http_protocol import HEAD_BYTES, HEAD_S, LINGER_S, LOOK_S, LOOKS, Connection
 
 OFFER = (
     b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUA\r\n"
@@ -357,6 +357,20 @@ class TestHeads:
         await client.send(b"GET /third HT")
         client.clock.go_on(HEAD_S)
         assert b"HTTP/1.1 408" in client.wire.sent
+
+    async def test_nobody_holds_a_server_that_goes_down(self, client: Client) -> None:
+        """A connection that could not be told of its end waits for the next request, but not for long."""
+        client.pieces = [b"o", b"k"]
+        client.between.clear()
+        await client.send(GET)
+        client.connection.shutdown()
+        client.between.set()
+        await client.turn()
+        client.clock.go_on(LINGER_S - 0.1)
+        assert client.wire.sent.endswith(b"ok")
+        assert not client.wire.closed
+        client.clock.go_on(0.2)
+        assert client.wire.closed
 
     async def test_what_follows_an_early_answer_cannot_trickle(self, client: Client) -> None:
         """A body that nobody reads any more has the time of a head; its end begins a pause like any other."""

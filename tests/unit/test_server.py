@@ -132,6 +132,34 @@ class TestRunning:
         assert running.gateway.draining
         writer.close()
 
+    async def test_no_stream_takes_the_next_request_down_with_it(self, sockets: list[socket.socket]) -> None:
+        """Its head left before the signal, so it told of no end: the request behind it is answered, and told."""
+        begun, release = asyncio.Event(), asyncio.Event()
+
+        async def streaming(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] != "/stream":
+                return await answer(scope, receive, send)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"word", "more_body": True})
+            begun.set()
+            await release.wait()
+            await send({"type": "http.response.body", "body": b"end"})
+
+        running = Running(streaming, sockets)
+        reader, writer = await running.connect()
+        writer.write(REQUEST.replace(b"/", b"/stream", 1))
+        await begun.wait()
+        assert b"connection: close" not in await head(reader)
+        running.stop.set()
+        await until(lambda: sockets[0].fileno() == -1)  # it no longer listens
+        release.set()
+        assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"3\r\nend\r\n0\r\n\r\n")
+        writer.write(REQUEST)
+        assert b"connection: close" in await head(reader)
+        assert await reader.read() == b"ok"
+        await running.done
+        writer.close()
+
     async def test_streams_that_outlast_the_drain_have_a_last_word(self, sockets: list[socket.socket]) -> None:
         """They are told that their time is over, and have a moment to say so before connections are cut."""
         begun = asyncio.Event()
