@@ -38,6 +38,8 @@ ShoalError
 │   ├── ConfigError           a setting is unknown or has a value that cannot work
 │   ├── AddressError          a model's address or name breaks the grammar
 │   ├── SourceError           a model's files could not be fetched
+│   │   ├── SourceAway        the source cannot be reached, or is too busy: later it may be
+│   │   └── NotAtSource       the source answered that it has nothing of that name, which is who named it at fault
 │   ├── ModelFileError        a model's file is missing, broken or asks for what is not supported
 │   ├── VerificationFailed    a converted model disagrees with its second path
 │   └── MissingExtra          an optional part of Shoal is not installed
@@ -258,6 +260,14 @@ class AddressError(SetupError):
 
 class SourceError(SetupError):
     kind = "source"
+
+
+class SourceAway(SourceError):
+    retryable = True
+
+
+class NotAtSource(SourceError):
+    kind = "not_at_source"
 
 
 class ModelFileError(SetupError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.disk import full
-from shoal.errors import SourceError
+from shoal.errors import NotAtSource, SourceAway, SourceError
 
 _SIZE = re.compile(r"Downloading \S+ \(([0-9.]+) ([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -33,23 +33,35 @@ class Advice:
     )
     no_pip: str = NO_PIP
     lost: str = ""
+    named: bool = False
+    """Whether a caller names what is fetched, and so is at fault where there is no such thing."""
 
     def error(self, output: str, what: str) -> SourceError:
         """What pip said, as an error that says the next step."""
-        for pattern, text in (
-            (r"No space left|Disk quota", full()),
-            (_AWAY, "the package index cannot be reached; check the network, the proxy and pip's configuration"),
+        away = "the package index cannot be reached; check the network, the proxy and pip's configuration"
+        for pattern, text, kind in (
+            (r"No space left|Disk quota", full(), SourceError),
+            (_AWAY, away, SourceAway),
             (
                 r"HTTP error 40[13]|40[13] Client Error",
                 "the package index refused the request; check pip's configuration and credentials",
+                SourceError,
             ),
-            (r"DO NOT MATCH THE HASHES", self.other_hash),
-            (r"no such option: --python", "this pip is older than 22.3; run `python -m pip install --upgrade pip`"),
-            (r"No matching distribution|Could not find a version", self.no_wheel),
-            (r"No module named pip", self.no_pip),
+            (r"DO NOT MATCH THE HASHES", self.other_hash, SourceError),
+            (
+                r"no such option: --python",
+                "this pip is older than 22.3; run `python -m pip install --upgrade pip`",
+                SourceError,
+            ),
+            (
+                r"No matching distribution|Could not find a version",
+                self.no_wheel,
+                NotAtSource if self.named else SourceError,
+            ),
+            (r"No module named pip", self.no_pip, SourceError),
         ):
             if re.search(pattern, output):
-                return SourceError(f"{what}: {text}")
+                return kind(f"{what}: {text}")
         said = [line for line in output.splitlines() if line.strip()]
         return SourceError(f"{what}: pip failed: {said[-1].strip() if said else 'it said nothing'}{self.lost}")
 

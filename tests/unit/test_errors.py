@@ -16,6 +16,7 @@ from shoal.errors import (
     RequestError,
     SetupError,
     ShoalError,
+    SourceAway,
     UpstreamRefused,
 )
 
@@ -61,11 +62,12 @@ def test_each_leaf_has_a_kind_of_its_own() -> None:
 
 @pytest.mark.parametrize("one", LEAVES, ids=lambda one: one.__name__)
 def test_another_try_helps_where_nobody_is_at_fault(one: type[ShoalError]) -> None:
-    """Capacity errors and transport faults are retryable; the caller's, the operator's and bugs are not."""
-    transport = one.kind == "transport"
+    """Capacity errors, transport faults and sources that are away are retryable; the caller's, the operator's and bugs
+    are not."""
+    away = one.kind == "transport" or one is SourceAway
     if one.kind != "model_failed":
-        assert one.retryable == (issubclass(one, CapacityError) or transport)
-    assert not (one.retryable and issubclass(one, RequestError | SetupError))
+        assert one.retryable == (issubclass(one, CapacityError) or away)
+    assert not (one.retryable and not away and issubclass(one, RequestError | SetupError))
 
 
 @pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)

@@ -49,6 +49,7 @@ TABLE: dict[str, Row] = {
     "route_not_found": Row(OpenAIStatus(404, _INVALID, "unknown_url"), _WRONG_INPUT._replace(status=404), 404),
     "method_not_allowed": Row(OpenAIStatus(405, _INVALID, None), _WRONG_INPUT._replace(status=405), 405),
     "model_not_found": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
+    "not_at_source": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
     "job_not_found": Row(OpenAIStatus(404, _INVALID, "job_not_found"), _WRONG_INPUT._replace(status=404), 404),
     "conflict": Row(OpenAIStatus(409, _INVALID, "conflict"), _WRONG_INPUT._replace(status=409), 409),
     "unavailable": Row(OpenAIStatus(503, _BUSY, "server_is_overloaded"), TeiStatus(503, "Unhealthy"), 503),

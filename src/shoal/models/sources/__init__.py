@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.errors import AddressError, SourceError
+from shoal.errors import AddressError, NotAtSource, SourceAway, SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import folder, hub, pypi
@@ -42,7 +42,7 @@ def fetch(
     pin = pin_of(address)
     sources = pin.sources if pin else (address,)
     only = pin.files if pin else None
-    failures: list[str] = []
+    failures: list[SourceError] = []
     for source in sources:
         if source.scheme != "file":
             _empty(into)
@@ -52,14 +52,16 @@ def fetch(
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
-            failures.append(error.message)
+            failures.append(error)
             if source != sources[-1]:  # of the last one the error itself tells
                 progress.noted(error.message)
             continue
         if pin is not None:
             pin.check(fetched, weights=weights)
         return fetched
-    raise SourceError("; ".join(failures))
+    kinds = {type(failure) for failure in failures}
+    kind = next((kind for kind in (SourceAway, SourceError) if kind in kinds), NotAtSource)
+    raise kind("; ".join(failure.message for failure in failures))
 
 
 def _empty(target: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.errors import SourceError
+from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched, Job, disk_error
@@ -37,7 +37,7 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
         lines = sorted(_describe(file, path) for file in _walk(path))
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.exists(path):
-            raise SourceError(f"{address} does not exist: check the path") from None
+            raise NotAtSource(f"{address} does not exist: check the path") from None
         # A link of the folder whose file is gone, for one. Not Path.exists: it raises where it may not look.
         raise SourceError(f"{address} cannot be read: {error.strerror} ({error.filename})") from error
     fingerprint = hashlib.sha256("".join(lines).encode()).hexdigest()[:32]

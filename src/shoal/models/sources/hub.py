@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from shoal._version import __version__
-from shoal.errors import ShoalError, SourceError
+from shoal.errors import NotAtSource, ShoalError, SourceAway, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.progress import Progress, Stop
@@ -118,7 +118,7 @@ def _list(job: Job, client: HfApi) -> _Listing:
     if answer.error is not None:
         raise answer.error
     if answer.listing is None:
-        raise SourceError(f"{job.address}: the hub {_UNREACHABLE} (no answer in {job.patience:.0f} s); {_CHECK}")
+        raise SourceAway(f"{job.address}: the hub {_UNREACHABLE} (no answer in {job.patience:.0f} s); {_CHECK}")
     return answer.listing
 
 
@@ -172,14 +172,16 @@ def _translate(error: Exception, address: Address) -> SourceError:
         (errors.HFValidationError, "the hub does not accept this name; write org/name"),
         (errors.FileMetadataError, "the server does not answer as a hub does; check HF_ENDPOINT and the proxy"),
     )
+    absent = {errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError}
     for kind, text in rows:
         if isinstance(error, kind):
-            return SourceError(at + text)
+            return (NotAtSource if kind in absent else SourceError)(at + text)
     if isinstance(error, errors.HfHubHTTPError):
-        return SourceError(at + _status_text(error.response.status_code, token))
+        status = error.response.status_code
+        return (SourceAway if status == 429 or status >= 500 else SourceError)(at + _status_text(status, token))
     # What the HTTP library raises derives from the base that the client's own HTTP error has; it is httpx or another.
     if isinstance(error, (errors.HfHubHTTPError.__mro__[1], ConnectionError, TimeoutError)):
-        return SourceError(f"{at}the hub {_UNREACHABLE} ({error or type(error).__name__}); {_CHECK}")
+        return SourceAway(f"{at}the hub {_UNREACHABLE} ({error or type(error).__name__}); {_CHECK}")
     if isinstance(error, OSError):
         return disk_error(error, str(address))
     return SourceError(f"{at}the hub's client failed ({type(error).__name__}: {error}); try again")

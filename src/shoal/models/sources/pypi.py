@@ -27,6 +27,7 @@ _ADVICE = Advice(
     other_hash="the download does not match the index's hash; try again",
     no_pip=f"{NO_PIP}, or use hf: or file:",
     lost="; try `pip download`",
+    named=True,
 )
 
 

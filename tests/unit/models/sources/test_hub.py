@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub.errors
 import pytest
 
-from shoal.errors import Cancelled, SourceError
+from shoal.errors import Cancelled, NotAtSource, SourceAway, SourceError
 from shoal.models.address import Address, parse_address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
@@ -76,31 +76,34 @@ def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said"),
+    ("status", "headers", "said", "kind"),
     [
-        (404, {"X-Error-Code": "RepoNotFound"}, "no such model"),
-        (401, {"X-Error-Code": "RepoNotFound"}, "SHOAL_HF_TOKEN"),
-        (403, {"X-Error-Code": "GatedRepo"}, "accept its terms"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "after the '@'"),
-        (403, {"X-Error-Message": "Access to this resource is disabled."}, "disabled"),
-        (403, {}, "refused the request"),
-        (429, {}, "429"),
-        (400, {}, "answered 400"),
-        (500, {}, "answered 500"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "no such model", NotAtSource),
+        (401, {"X-Error-Code": "RepoNotFound"}, "SHOAL_HF_TOKEN", NotAtSource),
+        (403, {"X-Error-Code": "GatedRepo"}, "accept its terms", SourceError),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "after the '@'", NotAtSource),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, "disabled", SourceError),
+        (403, {}, "refused the request", SourceError),
+        (429, {}, "429", SourceAway),
+        (400, {}, "answered 400", SourceError),
+        (500, {}, "answered 500", SourceAway),
     ],
 )
-def test_refusals_of_the_hub(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], said: str) -> None:
-    """Every way of the hub to say no becomes one sentence with the next step."""
+def test_refusals_of_the_hub(
+    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], said: str, kind: type[SourceError]
+) -> None:
+    """Every way of the hub to say no becomes one sentence with the next step, and says who has to take it."""
     hub.answers["/api/models"] = (status, headers)
     with pytest.raises(SourceError) as caught:
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
+    assert type(caught.value) is kind
     assert said in caught.value.message
     assert caught.value.message.startswith("hf:org/tiny: ")
 
 
 def test_a_hub_that_is_not_there(index: Access, tmp_path: Path) -> None:
     """A closed port is reported as a network problem."""
-    with pytest.raises(SourceError, match=r"cannot be reached.*check the network"):
+    with pytest.raises(SourceAway, match=r"cannot be reached.*check the network"):
         fetch(TINY, tmp_path / "into", access=index)
 
 

