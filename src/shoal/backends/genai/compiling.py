@@ -20,7 +20,7 @@ import msgspec
 
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.process import spawned
-from shoal.errors import Crashed, InvalidValue, Overloaded, ShoalError, TransportFailed
+from shoal.errors import Crashed, InvalidValue, Overloaded, TransportFailed
 from shoal.types import Guide
 
 LIMIT_S = 5.0
@@ -161,7 +161,7 @@ class Trials:
             self._child = asyncio.create_task(_Child.spawn(self._path, self._vocabulary, self._limit_s))
         try:
             return await asyncio.shield(self._child)
-        except ShoalError:
+        except Exception:  # whatever it was, the next guide tries again
             self._child = None
             raise
 

@@ -228,6 +228,22 @@ class TestTrials:
         await trials.check(regex("a"))
         await trials.aclose()
 
+    async def test_a_process_that_did_not_start_is_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, trials: Trials
+    ) -> None:
+        """Also for a reason that nobody foresaw: it was that of one moment."""
+        spawn = compiling._Child.spawn
+
+        async def failing(*_: Any) -> Any:
+            monkeypatch.setattr(compiling._Child, "spawn", spawn)
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(compiling._Child, "spawn", failing)
+        with pytest.raises(RuntimeError):
+            await trials.check(regex("a"))
+        await trials.check(regex("a"))
+        assert trials._prepare == [regex("a")]  # type: ignore[comparison-overlap]
+
     async def test_closing(self, trials: Trials) -> None:
         """Who waits hears why, the process ends, and there is no other."""
         await trials.check(regex("a"))
