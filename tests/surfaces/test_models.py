@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.core.lifecycle import Entry, Event
-from shoal.errors import SourceError
+from shoal.errors import Overloaded, SourceError
 from shoal.surfaces import _listing, models
 from shoal.surfaces.models import HEARTBEAT_S, _told
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
@@ -233,6 +233,19 @@ async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (answer.status, answer.headers["retry-after"]) == (429, "30")
         async with watching(life):
             pass
+
+
+async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are taken when they are given, not when the answer begins; one that never does gives its place back."""
+    monkeypatch.setattr(models, "MAX_STREAMS", 1)
+    asked: Any = None
+    async with living() as life:
+        stream = models._Stream(life.server.gateway)
+        first = await stream(asked)
+        with pytest.raises(Overloaded):
+            await stream(asked)
+        del first
+        assert (await stream(asked)).status == 200
 
 
 async def test_the_server_going_down_ends_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import msgspec
 
@@ -160,16 +161,17 @@ class _Stream:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._open = 0
+        self._open: WeakSet[AsyncGenerator[Event]] = WeakSet()  # one whose answer never began takes no place
 
     async def __call__(self, request: Request) -> Reply:
         lifecycle = _jobs.lifecycle_of(self._gateway)
-        if self._open >= MAX_STREAMS:
+        if len(self._open) >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} clients watch already; poll GET /models instead.", retry_after=30.0)
-        return Reply(200, _STREAM, self._pieces(lifecycle.events()))
+        events = lifecycle.events()
+        self._open.add(events)
+        return Reply(200, _STREAM, self._pieces(events))
 
     async def _pieces(self, events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
-        self._open += 1
         upcoming: asyncio.Future[Event] | None = None
         try:
             yield b": watching\n\n"
@@ -191,7 +193,7 @@ class _Stream:
         except StopAsyncIteration:
             return
         finally:
-            self._open -= 1
+            self._open.discard(events)
             if upcoming is not None:
                 upcoming.cancel()
                 await asyncio.wait({upcoming})
