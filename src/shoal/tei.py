@@ -21,6 +21,7 @@ from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import Link
 from shoal.core.batched import BatchedRunner
 from shoal.core.batcher import Lane
+from shoal.core.closing import close_all
 from shoal.core.probe import (
     PAIRS,
     TEXTS,
@@ -92,8 +93,7 @@ class TeiModel(BatchedRunner):
         self._held = held
 
     async def aclose(self) -> None:
-        await super().aclose()
-        await self._held.aclose()
+        await close_all(super().aclose, self._held.aclose)
 
 
 async def open_tei(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:

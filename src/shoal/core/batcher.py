@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import overload
 
+from shoal.core.closing import close_all
 from shoal.core.intake import Intake, Outcome
 from shoal.core.isolation import MAX_ATTEMPTS, Step, Trial, next_step
 from shoal.core.limits import Admission, traffic_of
@@ -181,8 +182,7 @@ class Lane:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        for replica in self.replicas:
-            await replica.engine.aclose()
+        await close_all(*(replica.engine.aclose for replica in self.replicas))
 
     def _prepared(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
-from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
 
+from shoal.core.closing import close_all
 from shoal.core.events import Event
 from shoal.core.jobs import Action, Job, Jobs
 from shoal.core.listing import Listing, Status
@@ -230,10 +230,7 @@ class Lifecycle:
         for work in works:
             await work.job.over.wait()
         self._standing.events.close()
-        async with AsyncExitStack() as stack:  # one that fails to close must not keep the others open
-            for model in self._registry:
-                if model.runner is not None:
-                    stack.push_async_callback(model.runner.aclose)
+        await close_all(*(model.runner.aclose for model in self._registry if model.runner is not None))
 
     # Names and plans
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from shoal.core.closing import close_all
 from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner, TextCodec, Token
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import Batched, Chunk, Context, Generate, Result, TaskKind, kind_of
@@ -68,8 +69,7 @@ class ByTask:
         return all(runner.ready() for runner in self._runners)
 
     async def aclose(self) -> None:
-        for runner in self._runners:
-            await runner.aclose()
+        await close_all(*(runner.aclose for runner in self._runners))
 
     async def _shown(self, ask: Callable[[TextCodec], Awaitable[T]]) -> T:
         for runner in self._runners:

@@ -10,6 +10,7 @@ import numpy as np
 from shoal.core.abreast import side_by_side
 from shoal.core.batched import Shown
 from shoal.core.batcher import Lane
+from shoal.core.closing import close_all
 from shoal.core.facts import together
 from shoal.core.placing import placed
 from shoal.core.protocols import ModelFacts, TextCodec
@@ -84,8 +85,7 @@ class TowersRunner(Shown):
         return all(lane.ready() for lane in self.lanes.values())
 
     async def aclose(self) -> None:
-        for lane in self.lanes.values():
-            await lane.aclose()
+        await close_all(*(lane.aclose for lane in self.lanes.values()))
 
 
 def _places(task: Batched) -> dict[Modality, list[int]]:

@@ -21,6 +21,7 @@ from shoal.backends.openai.replicas import Fleet, Replica
 from shoal.backends.openai.routes import Kind, Route, score_routes
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import ModelsWire, ModelWire
+from shoal.core.closing import close_all
 from shoal.core.probe import TEXTS
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.routing import ByTask
@@ -89,8 +90,7 @@ class UpstreamModel(ByTask):
         return facts if facts.labels == labels else replace(facts, labels=labels)
 
     async def aclose(self) -> None:
-        await super().aclose()
-        await self._held.aclose()
+        await close_all(super().aclose, self._held.aclose)
 
 
 async def open_upstream(wanted: Wanted, lane: MakeLane, note: Note) -> Runner:

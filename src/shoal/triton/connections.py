@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from shoal.backends.triton.client import Client, Tls
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Target
 from shoal.backends.triton.schema import Names
+from shoal.core.closing import close_all
 from shoal.errors import ConfigError
 from shoal.models.address import Address
 from shoal.settings import ModelTable, Settings
@@ -55,9 +55,7 @@ class Tritons:
 
     async def aclose(self) -> None:
         servers, self._servers = self._servers, {}
-        async with AsyncExitStack() as stack:
-            for client, _ in servers.values():
-                stack.push_async_callback(client.aclose)
+        await close_all(*(client.aclose for client, _ in servers.values()))
 
     def _tls(self) -> Tls:
         files = (self._settings.triton_ca_file, self._settings.triton_cert_file, self._settings.triton_key_file)

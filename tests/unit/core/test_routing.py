@@ -53,6 +53,19 @@ async def test_ready_and_close_mean_all() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
+async def test_one_that_fails_to_close_keeps_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is told all the same."""
+    first, second = Embedder(("embed",)), Embedder(("generate",))
+
+    async def failing() -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(first, "aclose", failing)
+    with pytest.raises(OSError, match="broken"):
+        await ByTask([first, second]).aclose()
+    assert second.closed == 1
+
+
 def test_facts_hold_what_only_later_ones_know() -> None:
     """Context and adapters of the one that generates; of a detail the first one's word counts."""
     embeds, talks = Embedder(("embed",)), Embedder(("generate",))
