@@ -25,7 +25,7 @@ from shoal.core.closing import close_all
 from shoal.core.probe import TEXTS
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.routing import ByTask
-from shoal.errors import AddressError, CapacityError, ConfigError, DeadlineExceeded, TransportFailed
+from shoal.errors import AddressError, CapacityError, ConfigError, DeadlineExceeded, EngineFailed, TransportFailed
 from shoal.llm.upstream_lanes import (
     PROBE_S,
     MakeLane,
@@ -177,7 +177,7 @@ async def _first(wanted: Wanted, clients: Sequence[Client], note: Note) -> _Foun
         for number, (client, address) in enumerate(zip(clients, wanted.addresses, strict=True)):
             try:
                 return await _asked(client, address.model, wanted.table, number)
-            except (TransportFailed, DeadlineExceeded) as error:
+            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
                 note(f"waiting for {address}: {error.message}")
             except _Waits as error:
                 note(f"waiting for {address}: {error}")
@@ -186,8 +186,8 @@ async def _first(wanted: Wanted, clients: Sequence[Client], note: Note) -> _Foun
 
 
 async def _asked(client: Client, model: str, table: ModelTable, number: int) -> _Found:
-    """Raises TransportFailed, DeadlineExceeded and _Waits while it cannot be told, ConfigError where it can and the
-    model cannot be served."""
+    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _Waits while it cannot be told, ConfigError where it
+    can and the model cannot be served."""
     answer = await client.get("/models", time.monotonic() + ASK_S)
     if answer.status in BUSY:
         raise _Waits(f"/models answers status {answer.status}{said(answer)}")

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from shoal.backends._http_client import MAX_CARD_BYTES
 from shoal.core.protocols import Runner
 from shoal.errors import ConfigError, InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamRefused
 from shoal.llm.upstream import client_of, offered, served_name
@@ -270,6 +271,14 @@ class TestWaiting:
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
         await self.told(notes, "status 503 (Loading model)")
+        server.on("/models", answer({"data": []}))
+        assert (await opening).facts.tasks == ("embed", "generate")
+
+    async def test_for_a_server_whose_answer_cannot_be_read(self, server: FakeUpstream, opened: Open) -> None:
+        server.on("/models", answer({"data": [], "more": "x" * MAX_CARD_BYTES}))
+        notes: list[str] = []
+        opening = asyncio.create_task(opened(notes=notes))
+        await self.told(notes, f"answered more than {MAX_CARD_BYTES} bytes")
         server.on("/models", answer({"data": []}))
         assert (await opening).facts.tasks == ("embed", "generate")
 
