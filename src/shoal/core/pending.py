@@ -135,7 +135,7 @@ class Pending:
 
     def expire(self) -> None:
         waited = self.ctx.deadline - self.arrived
-        self.fail(DeadlineExceeded(f"no answer within {waited:.1f} s: send less at once or allow more time"))
+        self.fail(DeadlineExceeded(f"no answer within {round(waited, 2):g} s: send less at once or allow more time"))
 
     def put(self, index: int, row: Row, ran: Ran, space: str) -> None:
         """One row has come; the last one answers the request."""

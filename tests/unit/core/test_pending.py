@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from shoal.core.pending import Item, Pending, Ran
 from shoal.core.protocols import Prepared
-from shoal.errors import EngineFailed
+from shoal.errors import DeadlineExceeded, EngineFailed
 from shoal.types import Embedded
 from tests.unit.core.lanes import context, embed
 
@@ -48,6 +49,15 @@ async def test_facts_are_those_of_the_largest_batch() -> None:
     assert facts.batches == 3
     assert facts.queue_ms == pytest.approx(400)
     assert facts.infer_ms == pytest.approx(500)
+
+
+async def test_a_short_wait_is_told_as_it_was() -> None:
+    """Not rounded to another one."""
+    request = pending(1)
+    request.ctx = msgspec.structs.replace(request.ctx, deadline=10.2504)
+    request.expire()
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.25 s: "):
+        await request.future
 
 
 async def test_a_row_counts_once_and_only_before_the_answer() -> None:
