@@ -49,8 +49,7 @@ def fetch(job: Job) -> Fetched:
     address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
-    modules = folder / "modules.json"
-    chosen = job.choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [])
+    chosen = job.choose(names, _modules(job.address, folder) if "modules.json" in names else [])
     _refuse_pointers(job.address, folder, chosen)
     pickled = any(map(is_pickle, chosen))
     fetched = Fetched(job.into if pickled else folder, address)
@@ -64,6 +63,18 @@ def fetch(job: Job) -> Fetched:
     return fetched
 
 
+def _modules(address: Address, folder: Path) -> list[str]:
+    """The folders that modules.json names. Raises SourceError."""
+    try:
+        return module_folders((folder / "modules.json").read_bytes())
+    except OSError as error:
+        raise _unreadable(address, "modules.json", error) from error
+
+
+def _unreadable(address: Address, name: str, error: OSError) -> SourceError:
+    return SourceError(f"{address}: {name} cannot be read: {error.strerror}")
+
+
 def _refuse_pointers(address: Address, folder: Path, names: Iterable[str]) -> None:
     """Of a clone made without Git LFS, which has a few lines in the place of each large file, however often it is made.
     Raises SourceError."""
@@ -72,7 +83,7 @@ def _refuse_pointers(address: Address, folder: Path, names: Iterable[str]) -> No
             with (folder / name).open("rb") as file:
                 begins = file.read(len(_POINTER))
         except OSError as error:
-            raise SourceError(f"{address}: {name} cannot be read: {error.strerror}") from error
+            raise _unreadable(address, name, error) from error
         if begins == _POINTER:
             raise SourceError(
                 f"{address}: {name} is a pointer of Git LFS, not the file itself: run `git lfs install` and "

@@ -67,6 +67,18 @@ def test_a_path_that_the_system_does_not_take_is_refused(model_folder: Path) -> 
         resolve(parse_address(f"file:{model_folder.parent / ('n' * 300)}"))
 
 
+def test_modules_that_cannot_be_read(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of every other file, the error says which and why."""
+    (model_folder / "modules.json").write_text("[]")
+
+    def read_bytes(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(SourceError, match=r"modules\.json cannot be read: Permission denied"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_clone_without_its_large_files_is_told(model_folder: Path, tmp_path: Path, name: str) -> None:
     """Git LFS leaves pointers in their place: fetching it again would bring them again."""
