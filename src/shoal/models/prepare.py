@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
-from shoal.errors import AddressError, ModelFileError
+from shoal.errors import AddressError, ModelFileError, SourceError
 from shoal.models import as_published
 from shoal.models.address import Address, parse_address
 from shoal.models.generative import graph_of, is_causal, take
@@ -92,7 +92,12 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
                 return ready
             fetched = None if refresh else _kept(store, address, partial / SOURCE)
             if fetched is None:
-                fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
+                try:
+                    fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
+                except SourceError as error:
+                    if damage := store.damage(address):
+                        raise type(error)(f"{damage}; {error.message}") from error
+                    raise
             steps = _Steps(progress, stop)
             fetched = without_pickles(fetched, partial, ways.export, steps, stop)
             made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps, ways)

@@ -96,17 +96,12 @@ class Store:
         Raises SourceError when the home cannot be read.
         """
 
-        def look(folder: Path, complaints: list[str]) -> Stored | None:
-            for stored in sorted(_entries(folder, complaints), key=lambda one: -one.manifest.created):
-                if not _answers(stored.manifest, address):
-                    continue
-                if wrong := check_files(stored.path, stored.manifest):
-                    complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}); it is not used")
-                    continue
-                return stored
-            return None
+        return self._steadily(self._folder(address), lambda folder, complaints: _sound(address, folder, complaints))
 
-        return self._steadily(self._folder(address), look)
+    def damage(self, address: Address) -> str:
+        """Why what the store has of a model is not used; "" where it has none, or one that is."""
+        complaints: list[str] = []
+        return "" if _sound(address, self._folder(address), complaints) else "; ".join(complaints)
 
     @contextmanager
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
@@ -317,6 +312,17 @@ def _entries(folder: Path, complaints: list[str]) -> list[Stored]:
         except ModelFileError as error:
             complaints.append(f"{path} is passed over: {error.message}")
     return found
+
+
+def _sound(address: Address, folder: Path, complaints: list[str]) -> Stored | None:
+    for stored in sorted(_entries(folder, complaints), key=lambda one: -one.manifest.created):
+        if not _answers(stored.manifest, address):
+            continue
+        if wrong := check_files(stored.path, stored.manifest):
+            complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}); it is not used")
+            continue
+        return stored
+    return None
 
 
 def _asides(folder: Path) -> Iterator[tuple[Path, Path]]:

@@ -67,6 +67,15 @@ def test_offline_without_the_model(hub: Hub, store: Store, conversions: list[Pat
     assert list((store.home / "models").iterdir()) == []
 
 
+def test_offline_with_a_damaged_model(hub: Hub, store: Store, conversions: list[Path]) -> None:
+    """That there was one, and what is wrong with it, is said beside that it cannot be fetched."""
+    stored = prepare(TINY, store=store, access=Access(hub=hub.url))
+    stored.tokenizer.unlink()
+    said = r"^hf:org/tiny in the store is damaged \(.*tokenizer\.json.*\); it is not used; the store has no .*`offline`"
+    with pytest.raises(SourceError, match=said):
+        prepare(TINY, store=store, access=Access(hub=hub.url, offline=True))
+
+
 def test_refresh_fetches_anew(hub: Hub, store: Store, conversions: list[Path]) -> None:
     """With `refresh` the model is fetched although it is there, and the old answer goes."""
     prepare(TINY, store=store, access=Access(hub=hub.url))

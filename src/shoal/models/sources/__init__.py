@@ -38,7 +38,9 @@ def fetch(
     if not address.local:
         raise AddressError(f"{address} names a model of another server: there are no files to fetch; serve it instead")
     if access.offline and address.scheme != "file":
-        raise SourceError(f"{address} is not in the store and `offline` is set: unset it to fetch the model")
+        raise SourceError(
+            f"the store has no {address} that can be used, and `offline` is set: unset it to fetch the model"
+        )
     pin = pin_of(address)
     sources = pin.sources if pin else (address,)
     only = pin.files if pin else None
