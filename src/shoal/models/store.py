@@ -107,8 +107,8 @@ class Store:
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
         """Own a model and get an empty folder to build its entry in, for `commit`; removed at the end if it is left.
 
-        Waits until no other process or thread works on this model. What a dead one left behind is removed, or put back.
-        Raises SourceError when the home cannot be written.
+        Waits until no other process or thread works on this model. What dead ones left behind, of this model or
+        another, is removed or put back. Raises SourceError when the home cannot be written.
         """
         with self._locked(_folder_name(address), stop or Stop()):
             folder = self._folder(address)
@@ -117,6 +117,7 @@ class Store:
                 _put_back(folder)
                 for leftover in folder.glob(f"{_PARTIAL}*"):
                     _sweep(leftover)
+                self._sweep_others(folder)
                 partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
                 partial.chmod(0o755)
             except OSError as error:
@@ -205,6 +206,18 @@ class Store:
             _sweep_notes(stored.path)
         except OSError as error:
             _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
+
+    def _sweep_others(self, own: Path) -> None:
+        """Delete what pulls of other models left that were killed: nobody may ever pull those again."""
+        for folder in _folders(self._models):
+            if folder == own or not any(folder.glob(f"{_PARTIAL}*")):
+                continue
+            with contextlib.suppress(SourceError, OSError), self._lock_file(folder.name) as lock:
+                if try_lock(lock):  # else it is somebody's work
+                    _put_back(folder)
+                    for leftover in folder.glob(f"{_PARTIAL}*"):
+                        _sweep(leftover)
+                    _remove_if_empty(folder)
 
     def _folder(self, address: Address) -> Path:
         return self._models / _folder_name(address)

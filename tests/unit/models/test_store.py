@@ -139,6 +139,21 @@ def test_leftovers_of_the_dead_are_removed(store: Store) -> None:
     assert not left.exists()
 
 
+def test_leftovers_of_other_models_are_removed(store: Store) -> None:
+    """By the next pull of anything, but for what somebody works on; what is whole beside them stays."""
+    whole = put(store, parse_address("org/whole"))
+    dead = [store.home / "models" / name / ".partial-dead" for name in ("hf+org+gone", "hf+org+whole")]
+    for left in dead:
+        left.mkdir(parents=True)
+        (left / "model.onnx").write_bytes(b"half")
+    with store.working(parse_address("org/busy")) as busy:
+        put(store, TINY)
+        assert busy.is_dir()
+    assert not any(left.exists() for left in dead)
+    assert not dead[0].parent.exists()
+    assert store.find(parse_address("org/whole")) == whole
+
+
 def aside(stored: Stored) -> Path:
     """Where an entry is for the instant in which a new one takes its place."""
     return stored.path.with_name(f".aside-{stored.path.name}")
