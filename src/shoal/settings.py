@@ -131,6 +131,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_info: Annotated[
         bool, Meta(description="Tell of the batch in the answers of auto-batching-proxy's /embed.", extra=_SERVER)
     ] = False
+    any_model: Annotated[
+        bool,
+        Meta(
+            description="/v1/embeddings without `model`, or with the name of no model here, is answered by the default"
+            " model for embedding, and not refused.",
+            extra=_SERVER,
+        ),
+    ] = False
     tei_metrics: Annotated[
         bool,
         Meta(description="Also show the metrics of text-embeddings-inference, `te_*`, on /metrics.", extra=_SERVER),

@@ -222,6 +222,26 @@ async def test_unknown_model() -> None:
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "model", "model_not_found")
 
 
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}, {"model": "text-embedding-3-small"}])
+@pytest.mark.parametrize("texts", [["ab"], ["ab" * 40_000]])
+async def test_any_model(named: dict[str, Any], texts: list[str]) -> None:
+    """text-embeddings-inference's clients need not know the name of its one model; a wrong type stays one."""
+    server = serve(any_model=True)
+    for path in ("/v1/embeddings", "/embeddings"):
+        answer = await server.call("POST", path, {"input": texts, **named})
+        assert (answer.status, answer.json()["model"]) == (200, MODEL)
+    (_, task) = server.runner.tasks
+    assert task.model == MODEL
+    assert (await server.call("POST", "/v1/embeddings", {"input": texts, "model": 7})).status == 400
+
+
+async def test_any_model_leaves_known_names() -> None:
+    """A name that is served means its model, with its role behind it."""
+    server = serve(any_model=True)
+    answer = await server.call("POST", "/v1/embeddings", ask(model="mini-query"))
+    assert (answer.status, server.runner.tasks[0].input_type) == (200, "query")
+
+
 async def test_model_that_is_loading() -> None:
     """503 with `model_loading` and a time to come back, not a hang."""
     server = serve()

@@ -21,7 +21,7 @@ def loaded(*words: str, **environ: str) -> Loaded:
 def test_alone_it_is_the_original_s_port() -> None:
     """And its metrics; the model is Shoal's default one, and limits are Shoal's own."""
     found = loaded()
-    assert (found.settings.port, found.settings.tei_metrics) == (3000, True)
+    assert (found.settings.port, found.settings.tei_metrics, found.settings.any_model) == (3000, True, True)
     assert found.served == ()
     assert (found.settings.max_inputs, found.settings.truncate) == (2048, True)
     assert found.warnings == ()

@@ -192,7 +192,7 @@ def _warnings(said: _Said) -> Iterator[str]:
 TEI = Preset(
     name="tei",
     stands_for="text-embeddings-inference: one model, and its routes at the root",
-    defaults={"port": 3000, "tei_metrics": True},
+    defaults={"port": 3000, "tei_metrics": True, "any_model": True},
     variables=_MEANINGS,
     flags={_flag(name): f"as {name}" for name in _MEANINGS if name not in _OWN},
     switches=frozenset(map(_flag, _SWITCHES)),

@@ -17,7 +17,7 @@ from shoal.surfaces._mixed import Given, Picture
 from shoal.surfaces._pictures import Pictures
 from shoal.surfaces._quantize import Precision, quantized
 from shoal.surfaces._request import JSON, Body, Headers, Options, Reply, Request
-from shoal.surfaces._wire_embeddings import EmbeddingsRequest
+from shoal.surfaces._wire_embeddings import AnyModelRequest, EmbeddingsRequest
 from shoal.types import Array, Embed, Embedded, TextItem, VectorKind
 
 if TYPE_CHECKING:
@@ -40,15 +40,19 @@ class Embeddings:
         self._limit = options.max_inputs
         self._pictures = options.pictures or Pictures()
         many = ("input", "embedding_type", "modality", "messages")
-        self._decode = Fields(EmbeddingsRequest, "openai", many, options.max_inputs)
+        self._any_model = options.any_model
+        self.request = AnyModelRequest if options.any_model else EmbeddingsRequest
+        self._decode = Fields(self.request, "openai", many, options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
-        if not asked.model:
+        if not (asked.model or self._any_model):
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
         _check_known(asked)
         given = _given(asked, self._limit)
-        name, suffix = _roles.without_suffix(self._gateway, asked.model)
+        name, suffix = _roles.without_suffix(self._gateway, asked.model or "")
+        if self._any_model and self._gateway.registry.get(name) is None:
+            name = ""
         card = await _tei_models.awake(self._gateway, request, self._gateway.model(name))
         written = _Form(asked, request)
         kind = kind_of_vectors(card)

@@ -53,6 +53,7 @@ class Options:
     metrics_default: Literal["prometheus", "json"] = "prometheus"
     embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
     batch_info: bool = False
+    any_model: bool = False
     pictures: Pictures | None = None
 
     @classmethod

@@ -164,6 +164,22 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     image_download_headers: PictureHeaders = msgspec.UNSET
 
 
+AnyModel: TypeAlias = Annotated[
+    str | None,
+    Meta(
+        description="A served model, by name or alias; `-query` or `-passage` after it is its `input_type`. Absent, or "
+        "the name of none: the default model for embedding.",
+        examples=["all-MiniLM-L6-v2"],
+    ),
+]
+
+
+class AnyModelRequest(EmbeddingsRequest, kw_only=True):
+    """The same where one model answers whatever name is sent, as text-embeddings-inference does."""
+
+    model: AnyModel = None  # type: ignore[assignment]  # wider than where it must be there
+
+
 class OpenAIEmbedding(msgspec.Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int

@@ -50,7 +50,7 @@ class OpenAI:
                 path=f"{prefix}/embeddings",
                 endpoint=embeddings,
                 summary="Embed texts and pictures",
-                request=_wire_embeddings.EmbeddingsRequest,
+                request=embeddings.request,
                 response=_wire_embeddings.EmbeddingsResponse,
                 also=(_wire_embeddings.BYTES,),
                 errors=_ERRORS,
