@@ -66,11 +66,13 @@ class Admission:
         """Take a permit, or raise Overloaded with `retry_after` from the rate at which items leave."""
         flow = (client, traffic)
         mine = self._clients.get(flow, 0)
-        most = self.max_items - (self.max_items // RESERVED_PART if traffic == "bulk" else 0)
+        kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0
+        most = self.max_items - kept
         if self.items and self.items + items > most:
+            but = f", {kept} of them kept for interactive requests" if kept else ""
             raise Overloaded(
-                f"{self.items} items are queued or running and {items} more exceed the limit of {most} "
-                "(max_queue_items): try again later, or send smaller requests",
+                f"{self.items} items are queued or running and {items} more exceed the limit of {self.max_items} "
+                f"(max_queue_items){but}: try again later, or send smaller requests",
                 retry_after=self._retry_after(self.items + items - most),
             )
         if mine and mine + items > self.max_items // 2:

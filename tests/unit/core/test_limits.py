@@ -44,6 +44,17 @@ def test_generation_is_interactive() -> None:
     assert traffic_of(Generate(model="m", prompts=["x " * 100]), Context(id="r", deadline=0.0)) == "interactive"
 
 
+def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
+    """Who looks for the number in the configuration finds it."""
+    gate, _ = admission(8)
+    gate.admit("a", "bulk", 6, 60)
+    with pytest.raises(Overloaded, match=r"limit of 8 \(max_queue_items\), 1 of them kept for interactive"):
+        gate.admit("b", "bulk", 2, 20)
+    gate.admit("b", "interactive", 2, 20)
+    with pytest.raises(Overloaded, match=r"1 more exceed the limit of 8 \(max_queue_items\):"):
+        gate.admit("c", "interactive", 1, 10)
+
+
 def test_full_queue_refuses_with_a_time_to_come_back() -> None:
     """The item that does not fit is refused, the one that just fits is not, and nothing was counted for a refusal."""
     gate, _ = admission(16)
@@ -74,7 +85,7 @@ def test_bulk_leaves_room_for_single_texts() -> None:
     gate, _ = admission(16)
     for client in "abcdefg":
         gate.admit(client, "bulk", 2, 0)
-    with pytest.raises(Overloaded, match="limit of 14"):
+    with pytest.raises(Overloaded, match=r"limit of 16 .* 2 of them kept"):
         gate.admit("h", "bulk", 1, 0)
     gate.admit("h", "interactive", 2, 0)
 
