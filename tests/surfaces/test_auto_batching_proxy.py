@@ -210,7 +210,15 @@ class TestHealth:
         """503 with the reason, where the original stays OK."""
         answer = await proxy(Told(able=False)).call("GET", "/health")
         assert answer.status == 503
-        assert MODEL in answer.json()["error"]
+        assert answer.json()["error"].startswith(f"{MODEL}: it is loaded, but does not answer")
+
+    async def test_the_server_behind_is_away(self) -> None:
+        """Its reason, and nothing that sounds as if its model were ready."""
+        server = proxy(Told(able=False))
+        server.gateway.waiting["tei+http://there"] = "connection refused"
+        error = (await server.call("GET", "/health")).json()["error"]
+        assert "tei+http://there: connection refused" in error
+        assert "ready" not in error
 
     async def test_a_server_that_is_waited_for(self) -> None:
         server = proxy()
@@ -224,7 +232,8 @@ class TestHealth:
         """The balancer is to look elsewhere."""
         server = proxy()
         server.gateway.draining = True
-        assert (await server.call("GET", "/health")).status == 503
+        answer = await server.call("GET", "/health")
+        assert (answer.status, answer.json()) == (503, {"error": "the server is shutting down"})
 
 
 class TestKeys:

@@ -39,6 +39,13 @@ def mute(gateway: Gateway) -> set[str]:
     return {model.name for model in gateway.registry if model.state == "ready" and not model.able()}
 
 
+def standings(gateway: Gateway) -> dict[str, str]:
+    """Of each model its state, or why it cannot answer; and why servers are waited for."""
+    silent = mute(gateway)
+    states = {card.name: MUTE if card.name in silent else card.error or card.standing for card in gateway.models()}
+    return states | {name: why for name, why in gateway.waiting.items() if name not in states}
+
+
 def served(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
     """The entry of a model that is served. `silent`: those of `mute`."""
     value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")

@@ -24,7 +24,7 @@ from shoal.errors import (
     TransportFailed,
     UpstreamRefused,
 )
-from shoal.surfaces import _facts, _rows, _status, _wire
+from shoal.surfaces import _facts, _listing, _rows, _status, _wire
 from shoal.surfaces._request import JSON, TEXT, Options, Reply, Request
 from shoal.types import BatchFacts, Embed
 
@@ -158,9 +158,10 @@ class _Health:
     async def __call__(self, request: Request) -> Reply:
         if not self._gateway.draining and any(model.able() for model in self._gateway.registry):
             return Reply(200, [TEXT], b"OK")
-        why = [f"{place}: {reason}" for place, reason in self._gateway.waiting.items()]
-        why += [f"{card.name}: {card.error or card.note or card.state}" for card in self._gateway.models()]
-        return Reply(503, [JSON], _ENCODE.encode(ProxyError(error="; ".join(why) or "no model is served")))
+        why = "; ".join(f"{name}: {reason}" for name, reason in _listing.standings(self._gateway).items())
+        if self._gateway.draining:
+            why = "the server is shutting down"
+        return Reply(503, [JSON], _ENCODE.encode(ProxyError(error=why or "no model is served")))
 
 
 def _batch(facts: BatchFacts) -> ProxyBatch:

@@ -116,7 +116,9 @@ class _State:
             return Reply(200 if serves else 503, [JSON], self._detail(why))
         if serves:
             return Reply(200, [TEXT], b"ok")
-        return Reply(503, [TEXT], "; ".join(f"{name}: {state}" for name, state in self._states().items()).encode())
+        return Reply(
+            503, [TEXT], "; ".join(f"{name}: {why}" for name, why in _listing.standings(self._gateway).items()).encode()
+        )
 
     def _why(self) -> Literal["loading", "failed", "draining"]:
         if self._gateway.draining:
@@ -125,16 +127,9 @@ class _State:
         return "failed" if failed else "loading"
 
     def _detail(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
-        return _ENCODE.encode(_wire.Health(status=status, version=__version__, models=self._states()))
-
-    def _states(self) -> dict[str, str]:
-        """Of each model its state, or why it cannot answer; and why servers are waited for."""
-        silent = _listing.mute(self._gateway)
-        states = {
-            card.name: _listing.MUTE if card.name in silent else card.error or card.standing
-            for card in self._gateway.models()
-        }
-        return states | {name: why for name, why in self._gateway.waiting.items() if name not in states}
+        return _ENCODE.encode(
+            _wire.Health(status=status, version=__version__, models=_listing.standings(self._gateway))
+        )
 
 
 class _Metrics:
