@@ -30,6 +30,20 @@ class TestEmbeddings:
         (task,) = server.runner.tasks
         assert (task.dimensions, task.truncate, task.normalize) == (4, False, True)
 
+    @pytest.mark.parametrize("dimensions", [0, -1, 5, 100_000])
+    async def test_dimensions_that_the_model_has_not(self, dimensions: int) -> None:
+        """They change nothing, as there."""
+        server = serve()
+        answer = await server.call("POST", "/api/embed", {"model": MODEL, "input": "a", "dimensions": dimensions})
+        assert (answer.status, server.runner.tasks[0].dimensions) == (200, None)
+
+    @pytest.mark.parametrize(("path", "text"), [("/api/embed", "input"), ("/api/embeddings", "prompt")])
+    async def test_a_keep_alive_that_is_no_duration(self, path: str, text: str) -> None:
+        """400, also with nothing to embed."""
+        for said in ("a", ""):
+            answer = await serve().call("POST", path, {"model": MODEL, text: said, "keep_alive": "x"})
+            assert (answer.status, "keep_alive" in answer.json()["error"]) == (400, True)
+
     async def test_one_text(self) -> None:
         """As a list of one."""
         assert len((await serve().call("POST", "/api/embed", {"model": MODEL, "input": "a"})).json()["embeddings"]) == 1

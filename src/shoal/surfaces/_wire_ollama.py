@@ -182,7 +182,14 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     input: Annotated[str | list[str], Meta(description="A text or a list of texts.", examples=["Why is the sky blue?"])]
     truncate: Annotated[bool, Meta(description="Cut a text that is too long, or refuse it.")] | None = None
     dimensions: (
-        Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
+        Annotated[
+            int,
+            Meta(
+                description="Cut vectors to this length, and normalise them again. Below 1, or above the model's own, "
+                "it changes nothing."
+            ),
+        ]
+        | None
     ) = None
     options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
     keep_alive: KeepAlive | None = None

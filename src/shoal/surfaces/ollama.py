@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from shoal.core.protocols import Operation
 from shoal.errors import ModelNotFound, ShoalError, TooManyInputs, Unsupported
-from shoal.surfaces import _facts, _jobs, _rows, _status, _wire
+from shoal.surfaces import _facts, _jobs, _rows, _status, _tei_models, _wire
 from shoal.surfaces import _wire_ollama as wire
 from shoal.surfaces._extras import Extras
 from shoal.surfaces._feed import feed
@@ -279,6 +279,7 @@ class _Embeddings:
 
     async def many(self, request: Request) -> Reply:
         asked = await self._decode_many.in_turns(request.body)
+        seconds(asked.keep_alive)
         inputs = asked.input if isinstance(asked.input, list) else [asked.input] if asked.input else []
         if len(inputs) > self._limit:
             raise TooManyInputs(
@@ -303,6 +304,7 @@ class _Embeddings:
 
     async def one(self, request: Request) -> Reply:
         asked = await self._decode_one.in_turns(request.body)
+        seconds(asked.keep_alive)
         if not asked.prompt:
             await self._model(request, asked.model)
             return Reply(200, [JSON], b'{"embedding":[]}')
@@ -316,10 +318,19 @@ class _Embeddings:
             raise ModelNotFound(f"model '{name}' not found: adapters answer, and do not embed", param="model")
         return model
 
-    async def _embedded(self, request: Request, name: str, inputs: list[str], **more: Any) -> Embedded:
+    async def _embedded(
+        self, request: Request, name: str, inputs: list[str], dimensions: int | None = None, **more: Any
+    ) -> Embedded:
         model = await self._model(request, name)
+        if dimensions is not None:
+            card = await _tei_models.awake(self._gateway, request, self._gateway.model(model))
+            own = card.facts.dimension if card.facts is not None else None
+            # The original passes over what it cannot cut to.
+            if dimensions < 1 or (own is not None and dimensions > own):
+                dimensions = None
         request.model, request.items = model, len(inputs)
-        result = await self._gateway.run(Embed(model=model, inputs=list(inputs), **more), request.context())
+        task = Embed(model=model, inputs=list(inputs), dimensions=dimensions, **more)
+        result = await self._gateway.run(task, request.context())
         request.result = result
         return result
 
