@@ -238,6 +238,37 @@ async def test_bodies_that_do_not_fit(body: Any, problem: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("fields", "at", "found"),
+    [
+        ({"n_dims": 0}, ["n_dims"], 0),
+        ({"model_name": 5}, ["model_name"], 5),
+        ({"normalize": [7]}, ["normalize"], [7]),
+        ({"text": ["a" * 70_000, 7]}, ["text", 1], None),
+        ({"text": ["a", 7], "more": "a" * 70_000}, ["text", 1], 7),
+        ({"normalize": "x" * 2000}, ["normalize"], None),
+        ({"model_name": None}, ["model_name"], None),
+    ],
+)
+async def test_what_was_there_in_a_large_body(fields: dict[str, Any], at: list[Any], found: Any) -> None:
+    """As of a small one, unless the field itself is large."""
+    body = {"model_name": MODEL, "text": "a" * 70_000, **fields}
+    answer = await serve().call("POST", "/infer_text", body)
+    (problem,) = answer.json()["detail"]
+    assert (answer.status, problem["loc"], problem["input"]) == (422, ["body", *at], found)
+
+
+async def test_a_large_body_that_lacks_a_field_or_is_broken_behind_the_fault() -> None:
+    """Nothing is shown of either."""
+    for body in (
+        b'{"x":"%b"}' % (b"a" * 70_000),
+        b'{"n_dims":0,"x":"%b' % (b"a" * 70_000),
+        b"[%b7]" % (b"1," * 40_000),
+    ):
+        answer = await serve().call("POST", "/infer_text", body=body)
+        assert (answer.status, answer.json()["detail"][0]["input"]) == (422, None)
+
+
+@pytest.mark.parametrize(
     "body",
     [b"", b"{", b'{"model_name":5,', b"\xff", b'{"x":' + b"[" * 200_000, b'{"name":"a","x":' + b"[" * 300 + b"]" * 300],
 )

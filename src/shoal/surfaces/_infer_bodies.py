@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -35,6 +36,8 @@ class Body(Generic[T]):
 
     def __init__(self, kind: type[T], lists: tuple[str, ...] = (), limit: int = 0) -> None:
         self._decode = Fields(kind, "infer", lists, limit)
+        raw: list[Any] = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_encode_fields__]
+        self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("Raw", raw))
 
     async def __call__(self, body: bytes) -> T:
         """Raises Unfit, Malformed, TooLong and, for headers that are too long, InvalidValue."""
@@ -50,9 +53,22 @@ class Body(Generic[T]):
                 await asyncio.sleep(0)
                 if name is not None:
                     return await self(b'{"model_name":%b,%b' % (orjson.dumps(name), body.lstrip()[1:]))
-            # A second look at the body costs, and who sends much of it is no person who tries things out.
-            found = _wire.plain(body) if len(body) <= _LONGEST_LOOK else None
-            raise Unfit(error, found) from None
+            if len(body) <= _LONGEST_LOOK:
+                raise Unfit(error, _wire.plain(body)) from None
+            await asyncio.sleep(0)
+            raise Unfit(error, self._at_fault(body, error)) from None
+
+    def _at_fault(self, body: bytes, error: WrongType) -> dict[str, Any] | None:
+        """Of a large body the field that does not fit, alone: None where that is long itself, or not there."""
+        at = error.at if isinstance(error, _wire.FieldError) else ""
+        field = re.split(r"[.\[]", at)[0]
+        try:
+            raw = getattr(self._raw.decode(body), field, msgspec.Raw())
+            if not 0 < len(memoryview(raw)) <= _LONGEST_LOOK:
+                return None
+            return {field: msgspec.json.decode(raw)}
+        except _REFUSED:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
