@@ -292,7 +292,8 @@ def _from_file(document: Mapping[str, Any], file: Path | None) -> _Layered:
 
 def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) -> Any:
     if key not in known:
-        near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+        names = [*known, MODELS, AS] if known is BY_NAME else known
+        near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
         raise ConfigError(f"{where}: {key} is not a setting here: {hint}", param=key)
     # A text is taken as text here: `port = "80"` in the file is a mistake worth naming.

@@ -644,7 +644,12 @@ MODEL_KEYS: Mapping[str, Setting] = {
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:
-    """Check one value; text is read as the setting's type. Raises ConfigError that starts with `where`, its `param`."""
+    """Check one value; text is read as the setting's type, words in any case.
+
+    Raises ConfigError that starts with `where`, its `param`.
+    """
+    if isinstance(setting.kind, inspect.LiteralType) and isinstance(value, str):
+        value = {str(word).lower(): word for word in setting.kind.values}.get(value.lower(), value)
     try:
         found = msgspec.convert(value, setting.type, strict=not isinstance(value, str))
         if isinstance(found, float) and not math.isfinite(found):

@@ -96,6 +96,15 @@ class TestRefused:
         assert "shoal.toml: max_batchsize is not a setting here" in message
         assert "did you mean max_batch_size?" in message
 
+    def test_a_table_that_is_misspelt(self, tmp_path: Path) -> None:
+        """What is no setting may be meant as one of the other keys at the top."""
+        assert "did you mean models?" in refused('[model.minilm]\naliases = ["m"]', tmp_path)
+
+    def test_words_in_any_case(self) -> None:
+        """Other programs write levels of severity in capitals."""
+        for flags, environ in (({}, {"SHOAL_LOG_LEVEL": "INFO"}), ({"log_level": "Info"}, {})):
+            assert config.load(flags, environ).settings.log_level == "info"
+
     def test_kebab_case_in_the_file_finds_its_name(self, tmp_path: Path) -> None:
         """The flag's spelling in the file is answered with the key's."""
         assert "did you mean max_wait_time_ms?" in refused("max-wait-time-ms = 3", tmp_path)
