@@ -38,7 +38,7 @@ from shoal.core.contrast import compare
 from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
 from shoal.models.address import parse_served
 from shoal.pictures import Picture, picture_of
-from shoal.settings import BY_NAME
+from shoal.settings import BY_NAME, convert
 from shoal.types import (
     Classify,
     Context,
@@ -381,6 +381,8 @@ def _loaded(models: Sequence[object], file: str | os.PathLike[str] | None, setti
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVERS_OWN:
             raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
+        if settings[name] is not None:
+            convert(BY_NAME[name], settings[name], name)  # by its name here, which is no flag's
     for model in models:
         if not isinstance(model, str):
             hint = "several are given one by one" if isinstance(model, list | tuple) else "of a folder it is file:PATH"

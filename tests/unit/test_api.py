@@ -583,6 +583,7 @@ class TestSettings:
         ("settings", "words"),
         [
             ({"max_batch_sise": 1}, "max_batch_sise is not a setting: did you mean max_batch_size"),
+            ({"cache_mb": "x"}, "^cache_mb: must be a whole number of at least 0, got 'x'"),
             ({"zzz": 1}, "docs/settings.md lists them all"),
             ({"port": 80}, "a server's setting"),
             ({"log_level": "debug"}, "a server's setting"),
