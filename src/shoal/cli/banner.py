@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal import __version__
@@ -44,8 +44,11 @@ def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator
     yield "docs", f"{address}/docs"
     if not cards:
         yield "model", f"none yet: shoal load NAME --url {address}"
+    claimed: dict[TaskKind, str] = {}
     for card in cards:
-        yield "model", f"{card.name}  {_card(card)}"
+        for task in card.default_for:
+            claimed.setdefault(task, card.name)
+        yield "model", f"{card.name}  {_card(card, claimed)}"
     yield "auth", _auth(settings)
     for label, task, path, asks in _TRIES:
         asked = next((card for card in cards if card.facts and task in card.facts.tasks), None)
@@ -61,12 +64,15 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _card(card: ModelCard) -> str:
+def _card(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
+    """`claimed`: the model that each task is of, where several say so."""
     if card.facts is None:
         return f"{card.state}: {card.error}" if card.error else card.standing
     parts = list(_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
-    parts += [f"default for {task}" for task in card.default_for]
+    for task in card.default_for:
+        first = claimed[task]
+        parts += [f"default for {task}" if first == card.name else f"not default for {task}: {first} is, named first"]
     return ", ".join(parts)
 
 

@@ -38,6 +38,15 @@ def test_a_model_is_described_by_its_facts() -> None:
     )
 
 
+def test_of_two_defaults_the_first_counts() -> None:
+    """As requests find it."""
+    found = [text for label, text in lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
+    assert [text.rpartition(", alias tiny, ")[2] for text in found] == [
+        "default for embed",
+        "not default for embed: a/b is, named first",
+    ]
+
+
 def test_a_failed_model_says_why() -> None:
     """It has no facts."""
     found = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
