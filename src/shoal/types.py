@@ -107,11 +107,13 @@ class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a message: a text, or an image by its URL."""
+    """A piece of a message: a text, or an image by its URL. "other" is what the client calls `kind`, known only to
+    a server that gets the body of the request as it came: whoever reads messages refuses it."""
 
-    type: Literal["text", "image"] = "text"
+    type: Literal["text", "image", "other"] = "text"
     text: str = ""
     url: str = ""
+    kind: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

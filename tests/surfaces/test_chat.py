@@ -169,6 +169,7 @@ async def test_messages() -> None:
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "reasoning": "well"},
         {"role": "assistant", "content": None, "refusal": "never"},
         {"role": "assistant"},
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]},
         {"role": "user", "content": ""},
     ]
     answer = await server.call("POST", PATHS[0], ask(*given))
@@ -188,6 +189,7 @@ async def test_messages() -> None:
         Message(role="assistant", content="no", reasoning="well"),
         Message(role="assistant", content="never"),
         Message(role="assistant", content=""),
+        Message(role="user", content=[Part(type="other", kind="input_audio")]),
         Message(role="user", content=""),
     ]
 

@@ -13,6 +13,8 @@ from shoal.types import Message, Part, Tool, ToolCall
 ToolChoice = Literal["auto", "none", "required", "function"]
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
+_PASSED_ON = frozenset({"input_audio", "audio_url", "video_url", "file"})
+"""Parts that servers behind may read, and nobody here does."""
 
 
 class Choice(NamedTuple):
@@ -45,6 +47,8 @@ def part_of(part: wire.ContentPart, where: str) -> Part:
         url = part.image_url.url if isinstance(part.image_url, wire.ImageUrl) else part.image_url
         if url:
             return Part(type="image", url=url)
+    if part.type in _PASSED_ON:
+        return Part(type="other", kind=part.type)
     field = where.partition("[")[0]
     if part.type in (*_TEXTS, "refusal", "image_url", "input_image"):
         raise WrongType(f"'{where}' is a part of type {part.type!r} and holds none; send it.", param=field)

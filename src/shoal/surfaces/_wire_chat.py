@@ -127,7 +127,8 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A `text`, a `refusal` or an `image_url`."""
+    """A `text`, a `refusal` or an `image_url`; others that OpenAI-compatible servers behind may read go on as they
+    are."""
 
     type: str
     text: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, Unsupported
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool
 
 _SAME_NAME = (
@@ -164,6 +164,12 @@ def _message(message: Message) -> dict[str, Any]:
 def _part(part: Part) -> dict[str, Any]:
     if part.type == "image":
         return {"type": "image_url", "image_url": {"url": part.url}}
+    if part.type == "other":
+        raise Unsupported(
+            f"parts of type {part.kind!r} go on only as they came, and the server behind has not this route: send them "
+            "to /v1/chat/completions",
+            param="input",
+        )
     return {"type": "text", "text": part.text}
 
 

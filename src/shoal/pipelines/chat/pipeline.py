@@ -157,6 +157,11 @@ class TextChatPipeline:
             parts = message.content if isinstance(message.content, list) else ()
             if any(part.type == "image" for part in parts):
                 raise Unsupported("this model reads no images: send text only", param="messages")
+            for part in parts:
+                if part.type == "other":
+                    raise Unsupported(
+                        f"this model reads no parts of type {part.kind!r}: send text only", param="messages"
+                    )
         if task.tool_choice == "none":
             return
         if task.tools and not self.tools_template.mentions_tools and self.options.tool_parser in ("auto", None):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.backends.openai.request import request_of
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, Unsupported
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 
 HI = [Message(role="user", content="hi")]
@@ -34,6 +34,11 @@ class TestChat:
 
     def test_a_stream_asks_for_its_usage(self) -> None:
         assert body(stream=True) == {"stream": True, "stream_options": {"include_usage": True}}
+
+    def test_parts_that_only_a_passed_on_body_can_hold(self) -> None:
+        parts = [Part(text="what?"), Part(type="other", kind="input_audio")]
+        with pytest.raises(Unsupported, match="'input_audio' go on only as they came"):
+            body(messages=[Message(role="user", content=parts)])
 
     def test_messages(self) -> None:
         parts = [Part(text="what?"), Part(type="image", url="data:x")]

@@ -29,7 +29,7 @@ from shoal.errors import (
     UpstreamRefused,
 )
 from shoal.surfaces import _status
-from shoal.types import Chunk, Embed, Generate, Usage
+from shoal.types import Chunk, Embed, Generate, Message, Part, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
     HEAD,
@@ -94,6 +94,16 @@ class TestRequests:
         body = rb'{"model":"mine","messages":[ ],"vllm_xargs":{"a": [1.50, "\u00e9"]},"n":1e0,"top_k":40}'
         await chunks_of(runner, asked(body))
         assert server.requests[0].body == body.replace(b'"mine"', b'"up/model"')
+
+    @pytest.mark.parametrize("kind", ["input_audio", "audio_url", "video_url", "file"])
+    async def test_parts_that_nobody_here_reads_go_on(
+        self, server: FakeUpstream, runner: UpstreamRunner, kind: str
+    ) -> None:
+        server.on("/chat/completions", answer({"choices": [1]}))
+        sent = [{"role": "user", "content": [{"type": kind, kind: {"data": "AA"}}]}]
+        read = [Message(role="user", content=[Part(type="other", kind=kind)])]
+        await chunks_of(runner, asked({"model": "mine", "messages": sent}, messages=read))
+        assert server.requests[0].json["messages"] == sent
 
     async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
         """Fields are stripped, and given where the client says nothing; not to the Responses API, which has others."""

@@ -120,6 +120,10 @@ def test_what_cannot_be_done_is_said_at_once() -> None:
         pipeline(None).check(chat())
     with pytest.raises(Unsupported, match="no chat template"):
         pipeline(None).prompts(chat())
+    audio = Message(role="user", content=[Part(text="what?"), Part(type="other", kind="input_audio")])
+    with pytest.raises(Unsupported, match="no parts of type 'input_audio'") as caught:
+        pipeline().check(chat(audio))
+    assert caught.value.param == "messages"
     image = Message(role="user", content=[Part(text="what?"), Part(type="image", url="data:,")])
     with pytest.raises(Unsupported, match="no images") as caught:
         pipeline().check(chat(image))
