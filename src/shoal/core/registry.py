@@ -60,6 +60,10 @@ class ModelCard:
         return ModelNotReady(f"the model {self.name!r} is {doing}: try again soon", param="model", retry_after=2.0)
 
 
+_MOST_NAMED = 8
+"""Models that a message lists."""
+
+
 def _nobody() -> None: ...
 
 
@@ -240,7 +244,14 @@ class Registry:
         if not name:
             lacking = f"none of the models served can {task}" if self._models else "no model is served"
             return f"{lacking}: start one with `shoal serve ADDRESS`"
+        return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {self._instead(name)}"
+
+    def _instead(self, name: str) -> str:
         # Names come from callers and may be as long as a body; a comparison of megabytes would hold the loop.
         near = get_close_matches(name[:LONGEST_SHOWN], self._names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "GET /v1/models lists those that are served"
-        return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {hint}"
+        if near:
+            return f"did you mean {near[0]!r}?"
+        # By their names, not by a route that lists them: a program in Python has no server to ask.
+        names = [repr(each) for each in self._models]
+        more = ["..."] if len(names) > _MOST_NAMED else []
+        return f"the ones served are {', '.join(names[:_MOST_NAMED] + more)}" if names else "no model is served"

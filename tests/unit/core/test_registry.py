@@ -132,8 +132,12 @@ def test_unknown_names_get_a_near_one_or_the_list() -> None:
         with pytest.raises(ModelNotFound, match=f"did you mean '{meant}'") as caught:
             names.find(wrong)
         assert caught.value.param == "model"
-    with pytest.raises(ModelNotFound, match="GET /v1/models"):
+    with pytest.raises(ModelNotFound, match=r"does not exist: the ones served are 'all-MiniLM-L6-v2'$"):
         names.find("gpt-4o")
+    with pytest.raises(ModelNotFound, match=r"does not exist: no model is served$"):
+        registry().find("gpt-4o")
+    with pytest.raises(ModelNotFound, match=r"the ones served are 'm0', 'm1', .*'m7', \.\.\.$"):
+        registry(*(Model(f"m{number}") for number in range(9))).find("gpt-4o")
 
 
 def test_a_name_as_long_as_a_body_costs_nothing() -> None:
