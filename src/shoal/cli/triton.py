@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -17,6 +17,9 @@ from shoal.errors import SetupError
 if TYPE_CHECKING:
     from shoal.backends.triton.server import TritonOptions
     from shoal.backends.triton.state import RunFolder, State
+
+_Known: TypeAlias = "tuple[RunFolder, State, bool]"
+"""A server, and whether it is supervised."""
 
 app = typer.Typer(
     name="triton",
@@ -74,15 +77,18 @@ def up(
 
 @with_settings("Model files")
 def down(grpc_port: _Which = None, *, loaded: Loaded) -> None:
-    """Stop a Triton that `shoal triton up` started."""
+    """Stop a Triton that `shoal triton up` started, or remove what is left of those that ended without notice."""
     from shoal.backends.triton import supervise
 
     options = _options(loaded)
-    folder, state = _one(options, grpc_port)
-    if supervise.stop(folder, state, options):
-        typer.echo(f"Triton on port {state.grpc_port} is stopped")
-    else:
-        typer.echo(f"Triton on port {state.grpc_port} had ended without notice; its traces are removed")
+    found = _meant(options, grpc_port)
+    for folder, state, living in found:
+        if living:
+            _only(found)
+        if supervise.stop(folder, state, options):
+            typer.echo(f"Triton on port {state.grpc_port} is stopped")
+        else:
+            typer.echo(f"Triton on port {state.grpc_port} had ended without notice; its traces are removed")
 
 
 @with_settings("Model files")
@@ -91,7 +97,8 @@ def status(
     *,
     loaded: Loaded,
 ) -> None:
-    """List the Tritons that Shoal runs here. Exit code 1 when none of them is ready."""
+    """List the Tritons that Shoal runs here, and, as stale, those that ended without notice, until `down` removes what
+    is left of them. Exit code 1 when none is ready."""
     from shoal.backends.triton import supervise
 
     found = [_facts(*one) for one in supervise.servers(_options(loaded).run)]
@@ -114,7 +121,7 @@ def logs(
     loaded: Loaded,
 ) -> None:
     """Show what a Triton wrote."""
-    folder, _ = _one(_options(loaded), grpc_port)
+    folder, _, _ = _only(_meant(_options(loaded), grpc_port))
     size = folder.log.stat().st_size if folder.log.exists() else 0
     if tail := folder.tail(lines):
         typer.echo(tail)
@@ -134,18 +141,25 @@ def _options(loaded: Loaded, **given: Any) -> TritonOptions:
     return TritonOptions(home=Path(loaded.settings.home), offline=loaded.settings.offline, **given)
 
 
-def _one(options: TritonOptions, port: int | None) -> tuple[RunFolder, State]:
-    """The server that is meant. Raises SetupError when there is none, or it is not clear which."""
+def _meant(options: TritonOptions, port: int | None) -> list[_Known]:
+    """Those that may be meant: without a port those that live, else those that ended without notice. Raises SetupError
+    when there is none."""
     from shoal.backends.triton import supervise
 
-    found = [(folder, state) for folder, state, _ in supervise.servers(options.run) if port in (None, state.grpc_port)]
-    if len(found) == 1:
-        return found[0]
+    found = [one for one in supervise.servers(options.run) if port in (None, one[1].grpc_port)]
     if not found:
         where = "runs here" if port is None else f"has the gRPC port {port}"
         raise SetupError(f"no Triton of Shoal's {where}: `shoal triton status` lists them")
-    ports = ", ".join(str(state.grpc_port) for _, state in found)
-    raise SetupError(f"several Tritons run here: say which with --grpc-port ({ports})")
+    return [one for one in found if one[2]] or found
+
+
+def _only(found: list[_Known]) -> _Known:
+    """Raises SetupError when it is not clear which is meant."""
+    if len(found) > 1:
+        ports = ", ".join(str(state.grpc_port) for _, state, _ in found)
+        do = "run here" if found[0][2] else "ended here without notice"
+        raise SetupError(f"several Tritons {do}: say which with --grpc-port ({ports})")
+    return found[0]
 
 
 def _foreground(options: TritonOptions, progress: Any) -> None:

@@ -105,22 +105,38 @@ def test_status_of_a_stale_one(home: Path) -> None:
 def test_down_of_none_and_of_several(home: Path) -> None:
     """It must be clear which is meant."""
     assert "no Triton of Shoal's runs here" in runner.invoke(app, ["triton", "down"]).stderr
-    server(home, 8001)
-    server(home, 9001)
+    living = [server(home, port) for port in (8001, 9001)]
+    server(home, 9501)
+    for folder in living:
+        assert folder.claim()
     result = runner.invoke(app, ["triton", "down"])
     assert result.exit_code == 1
-    assert "--grpc-port (8001, 9001)" in result.stderr
+    assert "several Tritons run here: say which with --grpc-port (8001, 9001)" in result.stderr
+    for folder in living:
+        folder.release(keep_log=False)
+
+
+def test_down_of_what_is_left(home: Path) -> None:
+    """Those that ended without notice are in nobody's way, and go without being named, one or all."""
+    for port in (8001, 9001, 9501):
+        server(home, port)
+    assert "several Tritons ended here without notice: say" in runner.invoke(app, ["triton", "logs"]).stderr
     assert "has the gRPC port 7" in runner.invoke(app, ["triton", "down", "--grpc-port", "7"]).stderr
     result = runner.invoke(app, ["triton", "down", "--grpc-port", "9001"])
     assert "had ended without notice" in result.stdout
     assert (home / "triton" / "run" / "8001" / "state.json").exists()
+    assert runner.invoke(app, ["triton", "down"]).stdout.count("had ended without notice") == 2
+    assert json.loads(runner.invoke(app, ["triton", "status", "--json"]).stdout) == []
 
 
 def test_down_of_a_living_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says so."""
-    server(home)
+    """Says so; one that ended long ago beside it makes nobody ask which is meant."""
+    folder = server(home)
+    server(home, 9001)
+    assert folder.claim()
     monkeypatch.setattr(supervise, "stop", lambda *_: True)
     assert runner.invoke(app, ["triton", "down"]).stdout == "Triton on port 8001 is stopped\n"
+    folder.release(keep_log=False)
 
 
 def test_logs_shows_the_end(home: Path) -> None:
