@@ -39,6 +39,7 @@ from shoal.pipelines.pairs import PairPipeline
 from shoal.pipelines.text import TextPipeline
 from shoal.settings import PICTURES_TIMES, ModelTable, Settings
 from shoal.specs import TextSpec
+from shoal.stopping import in_thread
 from shoal.types import Array, Batched, Classify, Embed, Item
 
 _log = logging.getLogger(__name__)
@@ -152,13 +153,7 @@ def graph_engine(engine: str) -> str:
 async def prepared(address: Address, settings: Settings, progress: Progress | None = None) -> Stored:
     """`prepare_local` in a thread. When it is cancelled, it returns once the thread has stopped."""
     stop = Stop()
-    work = asyncio.create_task(asyncio.to_thread(prepare_local, address, settings, progress=progress, stop=stop))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.gather(work, return_exceptions=True)
-        raise
+    return await in_thread(partial(prepare_local, address, settings, progress=progress, stop=stop), stop.set)
 
 
 async def open_local(

@@ -17,7 +17,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
 LEAVES = {"errors", "types", "specs", "_version"}
 # Leaves for who fetches files: `models`, and the backend that fetches a Triton.
-FETCHING = {"disk", "pip", "wheels"}
+FETCHING = {"disk", "pip", "stopping", "wheels"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "disk": {"errors"},
     "pip": {"disk", "errors"},
     "wheels": {"disk", "errors"},
+    "stopping": set(),
     "presets": {"durations", "errors", "names"},
     "config": {"errors", "presets", "settings"},
     "server": {"errors", "http_protocol"},
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "row_cache": LEAVES | {"_version", "core", "disk", "settings"},
     "asgi": LEAVES | {"app", "config", "server", "settings"},
     # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
-    "local": SEAMS | {"backends", "disk", "models", "pipelines", "settings"},
+    "local": SEAMS | {"backends", "disk", "models", "pipelines", "settings", "stopping"},
     "towers": SEAMS | {"local", "models", "pipelines", "settings"},
     "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
     "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},

@@ -12,11 +12,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -35,9 +35,9 @@ from shoal.backends.triton.process import (
 )
 from shoal.backends.triton.state import Phase, RunFolder, State, clear, process
 from shoal.errors import SetupError
+from shoal.stopping import in_thread
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _TRIES = 5
 """Ports that were free when they were chosen are taken by others before Triton has them once in a blue moon."""
@@ -113,27 +113,14 @@ def obtain(options: TritonOptions, progress: Progress | None = None, stop: threa
     return Installed(fetched, made)
 
 
-async def _in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work that looks at its event; a cancellation sets it, and waits for the work to be cleared away."""
-    stop = threading.Event()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait({running})
-        if not running.cancelled():
-            running.exception()  # asked for, so that asyncio does not report it as overlooked
-        raise
-
-
 @asynccontextmanager
 async def run_triton(options: TritonOptions, progress: Progress | None = None) -> AsyncIterator[TritonServer]:
     """A server that is ready; it is stopped on leaving, and killed by the kernel if this process dies before.
 
     Raises SetupError (cannot run here, port in use, died or was late: with the end of its log), SourceError, Cancelled.
     """
-    installed = await _in_thread(lambda stop: obtain(options, progress, stop))
+    stop = threading.Event()
+    installed = await in_thread(lambda: obtain(options, progress, stop), stop.set)
     server = await _start(options, installed)
     try:
         yield server
