@@ -19,13 +19,15 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 @dataclass(slots=True)
 class _Call:
     """A call that began: its number among those of its choice. `own`: its id is the server's. `name` is "" until it is
-    known, and until then what came of `arguments` waits for it."""
+    known, and until then what came of `arguments` waits for it. `next`: the id that its name came again under, once
+    the arguments were whole, with none yet: another call's if any follow."""
 
     number: int
     id: str
     own: bool
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    next: str = ""
 
     @property
     def whole(self) -> bool:
@@ -73,12 +75,17 @@ class ToolCalls:
         function = told.function
         name = (function.name if function else None) or ""
         arguments = _text(function.arguments) if function else ""
+        ident = told.id or ""
         call = self._latest.get(at)
-        if call is None or _begins(call, told.id or "", name, arguments):
-            call = _Call(self._count[index], told.id or f"call_{uuid.uuid4().hex[:24]}", own=bool(told.id))
+        if call is not None and call.next and arguments.strip():
+            ident, name = ident or call.next, name or call.name
+        if call is None or _begins(call, ident, name, arguments):
+            call = _Call(self._count[index], ident or f"call_{uuid.uuid4().hex[:24]}", own=bool(ident))
             self._count[index] += 1
             self._latest[at] = call
             self._unnamed.setdefault(index, []).append(call)
+        elif name and ident not in ("", call.id) and not arguments.strip() and call.whole:
+            call.next = ident
         call.arguments.append(arguments)
         if call.name:
             return ToolDelta(index=call.number, arguments=arguments)

@@ -193,6 +193,20 @@ class TestReading:
             tools += read(said(tool_calls=[call]), reader=reader)[0].tools
         assert [(tool.index, tool.id, tool.name) for tool in tools] == [(0, "c1", "f"), (1, "c2", "f")]
 
+    @pytest.mark.parametrize("repeats", [False, True], ids=["bare", "named"])
+    def test_one_function_called_twice_in_pieces_under_one_number(self, repeats: bool) -> None:
+        """Each call begins with its id, its name and no arguments, as OpenAI has it, and only the number is wrong."""
+        pieces = []
+        for ident in ("c1", "c2"):
+            pieces.append({"index": 0, "id": ident, "function": {"name": "f", "arguments": ""}})
+            again = {"id": ident, "function": {"name": "f", "arguments": "1}"}} if repeats else {}
+            pieces.append({"index": 0, "function": {"arguments": '{"a": '}})
+            pieces.append({"index": 0, "function": {"arguments": "1}"}, **again})
+        tools = fragments_read(*pieces)
+        assert [(tool.id, tool.name) for tool in tools if tool.id] == [("c1", "f"), ("c2", "f")]
+        for number in (0, 1):
+            assert "".join(tool.arguments for tool in tools if tool.index == number) == '{"a": 1}'
+
     @pytest.mark.parametrize("number", [{"index": 0}, {}], ids=["nought", "none"])
     def test_calls_that_are_numbered_alike(self, number: dict[str, int]) -> None:
         """As Ollama and Gemini stream calls side by side: each whole, under an id of its own."""
