@@ -34,7 +34,8 @@ LOOKS = 3
 """A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
 LINGER_S = 0.5
 """On the way down, behind an answer whose head could not say `connection: close`. A client that uses the connection
-again does so at once, and is told by the next answer; less than the time for streams' last words, which it follows."""
+again does so at once, and is told by the next answer; less than the time for streams' last words, which it follows. The
+head of what it asks has no longer either."""
 
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
 
@@ -61,6 +62,7 @@ class Connection(HttpToolsProtocol):
         self._at = _At.BETWEEN
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
+        self._head_s = HEAD_S
         self._head_new = False
         self._head_size = 0
         self._open: deque[RequestResponseCycle] = deque()  # what was asked, from the first that has no whole answer
@@ -169,6 +171,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
         else:
             self.timeout_keep_alive = LINGER_S  # type: ignore[assignment]  # a timer's delay, and no more
+            self._head_s = LINGER_S
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -184,7 +187,7 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+            self._head_timer = self.loop.call_later(self._head_s, self._head_late)
 
     def _head_came(self) -> None:
         if self._head_timer is not None:

@@ -358,8 +358,10 @@ class TestHeads:
         client.clock.go_on(HEAD_S)
         assert b"HTTP/1.1 408" in client.wire.sent
 
-    async def test_nobody_holds_a_server_that_goes_down(self, client: Client) -> None:
-        """A connection that could not be told of its end waits for the next request, but not for long."""
+    @pytest.mark.parametrize("more", [b"", b"G", b"\r\n"])
+    async def test_nobody_holds_a_server_that_goes_down(self, client: Client, more: bytes) -> None:
+        """A connection that could not be told of its end waits for the next request, but not for long, and no longer
+        for the rest of one that has begun."""
         client.pieces = [b"o", b"k"]
         client.between.clear()
         await client.send(GET)
@@ -369,6 +371,9 @@ class TestHeads:
         client.clock.go_on(LINGER_S - 0.1)
         assert client.wire.sent.endswith(b"ok")
         assert not client.wire.closed
+        if more:
+            await client.send(more)
+            client.clock.go_on(LINGER_S - 0.1)
         client.clock.go_on(0.2)
         assert client.wire.closed
 
