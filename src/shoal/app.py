@@ -202,6 +202,7 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
     looked = False
     while True:
         joined: list[Job] = []
+        gateway.registry.told.discard(str(address))
         try:
             offered = await loader.offered(address)
             told = {name: reason for name, reason in told.items() if name in offered}
@@ -217,6 +218,7 @@ async def _discover(gateway: Gateway, loader: ModelLoader, address: Address, ask
                     logger.info("%s of %s %s", name, address, reason)
             if not looked and joined:
                 gateway.waiting[str(address)] = "its models are loading"
+                gateway.registry.told.add(str(address))
                 await asyncio.gather(*(job.over.wait() for job in joined))
             gateway.waiting.pop(str(address), None)
             looked = True

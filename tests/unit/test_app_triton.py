@@ -22,6 +22,7 @@ from shoal.core.protocols import Runner
 from shoal.core.registry import Model, Registry
 from shoal.errors import (
     ConfigError,
+    ModelNotFound,
     ModelNotReady,
     SetupError,
     TransportFailed,
@@ -105,6 +106,29 @@ async def test_whatever_a_server_offers_is_served(
     told = [record.getMessage() for record in caplog.records if f"of {address}" in record.getMessage()]
     assert [line.split(" of ")[0] for line in told] == ["emb", "llm", "org/late"]
     assert "is not served: Triton's model 'llm' generates text" in told[1]
+
+
+async def test_while_what_a_server_offers_loads_its_names_are_known(
+    loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another name is unknown for good, and nobody is to come again for it."""
+    triton.add(text_model("emb"))
+    release, real = asyncio.Event(), ModelLoader.open
+
+    async def slow(self: ModelLoader, *args: Any, **more: Any) -> Any:
+        await release.wait()
+        return await real(self, *args, **more)
+
+    monkeypatch.setattr(ModelLoader, "open", slow)
+    address = f"triton://{triton.target}"
+    async with open_app(loaded, [address]) as app:
+        await until(lambda: app.gateway.waiting[address] == "its models are loading")
+        with pytest.raises(ModelNotReady, match="loading"):
+            await vector(app, "emb", "x")
+        with pytest.raises(ModelNotFound, match="the ones served are 'emb'"):
+            app.gateway.model("other")
+        release.set()
+        await until(app.gateway.ready)
 
 
 async def test_a_name_that_is_taken_keeps_no_other_away(

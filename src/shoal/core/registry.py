@@ -155,7 +155,7 @@ class Model:
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
     hears the name of each that was removed. `waiting`: servers that were named at start and whose models are not known
-    yet, with the reason.
+    yet, or, of those in `told`, still loading, with the reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
@@ -164,6 +164,7 @@ class Registry:
     def __init__(self) -> None:
         self.gone: Callable[[str], None] = _unheard
         self.waiting: dict[str, str] = {}
+        self.told: set[str] = set()
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._places: dict[str, int] = {}
@@ -207,7 +208,7 @@ class Registry:
         model = self._names.get(name) if name else self._default(task)
         if model is not None:
             return model
-        if self.waiting:
+        if self.waiting.keys() - self.told:
             raise ModelNotReady(self._awaited(name, task), param="model", retry_after=2.0)
         raise ModelNotFound(self._unknown(name, task), param="model")
 
@@ -237,7 +238,7 @@ class Registry:
 
     def _awaited(self, name: str, task: TaskKind) -> str:
         meant = f"the model {name[:LONGEST_SHOWN]!r}" if name else f"a model that can {task}"
-        places = "; ".join(f"{place}: {reason}" for place, reason in self.waiting.items())
+        places = "; ".join(f"{place}: {reason}" for place, reason in self.waiting.items() if place not in self.told)
         return f"{meant} may be on a server that is not there yet ({places}): try again soon"
 
     def _unknown(self, name: str, task: TaskKind) -> str:
