@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,7 +14,8 @@ T = TypeVar("T")
 async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
     """Run work that ends soon after `stop` was called. Cancelled, however often, this ends once the thread has: what it
     writes until then is nobody else's yet."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+    # No task, as `asyncio.to_thread` would be one: a loop that ends cancels every task, and this one must not be.
+    running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -44,3 +45,29 @@ async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+def test_a_loop_that_ends_leaves_no_thread_behind() -> None:
+    """It cancels whatever still runs in it, and all of that at once."""
+    told, begun = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        told.wait(30)
+        time.sleep(0.05)  # what it clears away
+        order.append("thread")
+
+    async def load() -> None:
+        try:
+            await in_thread(work, told.set)
+        finally:
+            order.append("caller")
+
+    async def main() -> None:
+        loading = asyncio.create_task(load())
+        await asyncio.to_thread(begun.wait, 30)
+        assert not loading.done()
+
+    asyncio.run(main())
+    assert order == ["thread", "caller"]
