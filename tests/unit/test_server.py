@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import shoal.http_protocol
 import shoal.server
 from shoal.errors import SetupError
 from shoal.server import HttpServer, bind
@@ -132,8 +133,11 @@ class TestRunning:
         assert running.gateway.draining
         writer.close()
 
-    async def test_no_stream_takes_the_next_request_down_with_it(self, sockets: list[socket.socket]) -> None:
+    async def test_no_stream_takes_the_next_request_down_with_it(
+        self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Its head left before the signal, so it told of no end: the request behind it is answered, and told."""
+        monkeypatch.setattr(shoal.http_protocol, "LINGER_S", 60.0)  # a machine may be slow
         begun, release = asyncio.Event(), asyncio.Event()
 
         async def streaming(scope: Any, receive: Any, send: Any) -> None:
