@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,16 @@ def ruled(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeconftest(RULES.read_text())
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     return pytester
+
+
+@pytest.mark.parametrize("group", ["dev", "clients"])
+def test_every_environment_of_tests_has_what_the_rules_import(group: str) -> None:
+    """They are read in all of them: one package less, and nothing there can be run at all."""
+    project = tomllib.loads((RULES.parents[1] / "pyproject.toml").read_text())
+    there = {wanted.partition(">")[0] for wanted in project["dependency-groups"][group]}
+    read = ast.walk(ast.parse(RULES.read_text()))
+    imported = {node.module.partition(".")[0] for node in read if isinstance(node, ast.ImportFrom) and node.module}
+    assert imported - sys.stdlib_module_names <= there
 
 
 def test_a_skip_fails_in_ci(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

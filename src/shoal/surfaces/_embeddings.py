@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 
-from shoal.errors import InvalidValue, Unsupported
+from shoal.errors import InvalidValue, ModelNotFound, Unsupported
 from shoal.surfaces import _cutting, _facts, _matrices, _mixed, _roles, _rows, _tei_models, _wire
 from shoal.surfaces._fields import Fields
 from shoal.surfaces._mixed import Given, Picture
@@ -51,9 +51,7 @@ class Embeddings:
         _check_known(asked)
         given = _given(asked, self._limit)
         name, suffix = _roles.without_suffix(self._gateway, asked.model or "")
-        if self._any_model and self._gateway.registry.get(name) is None:
-            name = ""
-        card = await _tei_models.awake(self._gateway, request, self._gateway.model(name))
+        card = await _tei_models.awake(self._gateway, request, self._named(name))
         written = _Form(asked, request)
         kind = kind_of_vectors(card)
         mixed = _mixed.has_pictures(given)
@@ -78,6 +76,16 @@ class Embeddings:
         read = _mixed.text_tokens(task.inputs, result.tokens) if mixed else sum(result.tokens)
         headers, body = await written.encoded(result, card.name, read)
         return Reply(200, [*headers, *_facts.batch_headers(request, result)], body)
+
+    def _named(self, name: str) -> ModelCard:
+        """By name. With `any_model` a name that nobody has means the default, but not one that a server may have which
+        is not there yet: its vectors would be of another space."""
+        try:
+            return self._gateway.model(name)
+        except ModelNotFound:
+            if not self._any_model:
+                raise
+            return self._gateway.model("")
 
 
 def _check_known(asked: EmbeddingsRequest) -> None:
