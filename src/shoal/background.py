@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ import uvloop
 from shoal.app import Running, open_models
 from shoal.config import Loaded
 from shoal.core.gateway import Gateway
+from shoal.core.placing import place_in
 from shoal.errors import InternalError, SetupError, ShoalError, Unavailable
 from shoal.types import Batched, Context
 
@@ -32,7 +32,6 @@ PATIENCE_S = 86400.0
 
 _log = logging.getLogger("shoal")
 _ids = count(1)
-_NAMED = re.compile(r"input ([0-9]+): ")
 
 
 class Background:
@@ -135,10 +134,10 @@ class Background:
         try:
             return await self._result(task)
         except ShoalError as error:
-            named = _NAMED.match(error.message)
-            if named is None:
+            place, message = place_in(error)
+            if place is None:
                 raise
-            error.message = f"input {start + int(named[1])}: {error.message[named.end() :]}"
+            error.message = f"input {start + place}: {message}"
             error.args = (error.message,)
             raise
 

@@ -81,10 +81,14 @@ class ShoalError(Exception):
 
     def of_input(self, index: int) -> Self:
         """The same error, saying which of a request's inputs it is about (counted from 0, as in the request)."""
-        named = copy(self)
-        named.message = f"input {index}: {self.message}"
-        named.args = (named.message,)
-        return named
+        return self.saying(f"input {index}: {self.message}")
+
+    def saying(self, message: str) -> Self:
+        """The same error in other words, for where it is told: a copy, so that who else has it keeps its own."""
+        said = copy(self)
+        said.message = message
+        said.args = (message,)
+        return said
 
 
 class RequestError(ShoalError):

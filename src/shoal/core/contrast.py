@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -92,8 +91,5 @@ def _named(error: _Error, texts: int) -> _Error:
     at, message = place_in(error)
     if at is None:
         return error
-    named = copy(error)
     what = f"text {at}" if at < texts else f"picture {at - texts}"
-    named.message = f"{what}: {message}"
-    named.args = (named.message,)
-    return named
+    return error.saying(f"{what}: {message}")

@@ -58,8 +58,8 @@ class Gateway:
     `draining` turns readiness off while everything already accepted is finished. `lifecycle` loads and unloads models
     (None: what is registered is all there is). `observer` is told of every request; where it is a Counts, it is also
     where the statistics of models come from whose backend keeps none. `waiting` is the registry's; what is in it turns
-    readiness off too. A model may be silent for
-    `first_token_timeout_s` before its first chunk and for `token_timeout_s` before each other.
+    readiness off too. A model may be silent for `first_token_timeout_s` before its first chunk and for
+    `token_timeout_s` before each other.
     """
 
     def __init__(

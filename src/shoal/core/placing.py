@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from copy import copy
 
 from shoal.errors import InputRejected, NotFinite, ShoalError
 
@@ -22,10 +21,7 @@ def placed(error: ShoalError, places: Sequence[int]) -> ShoalError:
     place, message = place_in(error)
     if place is None and (len(places) > 1 or not (error.param == "input" or _of_an_input(error))):
         return error
-    bare = copy(error)
-    bare.message = message
-    bare.args = (message,)
-    return bare.of_input(places[place or 0])
+    return error.saying(message).of_input(places[place or 0])
 
 
 def _of_an_input(error: ShoalError) -> bool:

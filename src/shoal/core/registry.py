@@ -12,14 +12,7 @@ from itertools import count
 from shoal.core.loading import Plan
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.states import Happening, State, after
-from shoal.errors import (
-    AddressError,
-    CapacityError,
-    ModelFailed,
-    ModelNotFound,
-    ModelNotReady,
-    ShoalError,
-)
+from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
 
 LONGEST_SHOWN = 200

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from functools import partial
 from itertools import groupby
 from typing import cast
@@ -162,11 +161,7 @@ class _Ranking:
         if named is None and (not alone or isinstance(error, Unsupported)):
             return error
         place = start + (named or 0)
-        placed = copy(error)
-        placed.message = message
-        if role == "query":
-            placed.message = f"the query: {placed.message}"
-        placed.args = (placed.message,)
+        placed = error.saying(f"the query: {message}" if role == "query" else message)
         several = len(self._task.queries if role == "query" else self._task.documents) > 1
         return placed.of_input(place) if several else placed
 

@@ -96,7 +96,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
                     fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
                 except SourceError as error:
                     if damage := store.damage(address):
-                        raise type(error)(f"{damage}; {error.message}") from error
+                        raise error.saying(f"{damage}; {error.message}") from error
                     raise
             steps = _Steps(progress, stop)
             fetched = without_pickles(fetched, partial, ways.export, steps, stop)

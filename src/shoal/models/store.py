@@ -114,10 +114,8 @@ class Store:
             folder = self._folder(address)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _put_back(folder)
-                for leftover in folder.glob(f"{_PARTIAL}*"):
-                    _sweep(leftover)
-                self._sweep_others(folder)
+                _tidy(folder)
+                self._tidy_others(folder)
                 partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
                 partial.chmod(0o755)
             except OSError as error:
@@ -207,16 +205,14 @@ class Store:
         except OSError as error:
             _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
 
-    def _sweep_others(self, own: Path) -> None:
+    def _tidy_others(self, own: Path) -> None:
         """Delete what pulls of other models left that were killed: nobody may ever pull those again."""
         for folder in _folders(self._models):
             if folder == own or not any(folder.glob(f"{_PARTIAL}*")):
                 continue
             with contextlib.suppress(SourceError, OSError), self._lock_file(folder.name) as lock:
                 if try_lock(lock):  # else it is somebody's work
-                    _put_back(folder)
-                    for leftover in folder.glob(f"{_PARTIAL}*"):
-                        _sweep(leftover)
+                    _tidy(folder)
                     _remove_if_empty(folder)
 
     def _folder(self, address: Address) -> Path:
@@ -351,6 +347,13 @@ def _set_aside(entry: Path) -> Path:
     elif entry.exists():
         entry.rename(aside)
     return aside
+
+
+def _tidy(folder: Path) -> None:
+    """Remove, or put back, what dead ones left of a model; whoever calls has its lock."""
+    _put_back(folder)
+    for leftover in folder.glob(f"{_PARTIAL}*"):
+        _sweep(leftover)
 
 
 def _put_back(folder: Path) -> None:

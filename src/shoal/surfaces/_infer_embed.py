@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 T = TypeVar("T")
-Failure = TypeVar("Failure", bound=ShoalError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +137,7 @@ async def _of_side(side: str, work: Coroutine[Any, Any, Embedded]) -> Embedded:
     try:
         return await work
     except ShoalError as error:
-        raise _said_of(side, error) from error
-
-
-def _said_of(side: str, error: Failure) -> Failure:
-    said = copy(error)
-    said.message = f"{side}: {error.message}"
-    said.args = (said.message,)
-    return said
+        raise error.saying(f"{side}: {error.message}") from error
 
 
 async def _reply(request: Request, sides: Mapping[bytes, Embedded]) -> Reply:

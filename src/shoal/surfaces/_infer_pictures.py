@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
+from shoal.core.placing import place_in
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs
 from shoal.surfaces._pictures import Pictures
 from shoal.types import Image
-
-_NAMED = re.compile(r"input ([0-9]+): ")
 
 
 def check_count(given: Sequence[str | bytes], limit: int) -> None:
@@ -53,9 +51,8 @@ def _renumbered(error: RequestError, places: Sequence[int], count: int) -> Reque
     """Of an error about one of the texts, its place among all pictures; of another, the same error."""
     if len(places) == count or not isinstance(error, InvalidValue | EmptyInput) or error.param is not None:
         return error
-    found = _NAMED.match(error.message)
-    plain = type(error)(error.message[found.end() :] if found else error.message)
-    return plain.of_input(places[int(found[1]) if found else 0])
+    place, message = place_in(error)
+    return error.saying(message).of_input(places[place or 0])
 
 
 def _invalid(error: InvalidValue | EmptyInput) -> InvalidValue | EmptyInput:

@@ -107,10 +107,7 @@ class TeiDefault:
         except (WrongType, Malformed) as error:
             raise InvalidValue(f"instances[{at}]: {error.message}", param="instances") from None
         except ShoalError as error:
-            named = copy.copy(error)
-            named.message = f"instances[{at}]: {error.message}"
-            named.args = (named.message,)
-            raise named from error
+            raise error.saying(f"instances[{at}]: {error.message}") from error
         finally:
             request.model, request.handed_over = one.model, request.handed_over or one.handed_over
             request.items += one.items

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,10 +131,7 @@ def _of_sentence(error: ShoalError) -> ShoalError:
     place, message = place_in(error)
     if place is None:
         return error
-    named = copy(error)
-    named.message = f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}"
-    named.args = (named.message,)
-    return named
+    return error.saying(f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}")
 
 
 def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:

@@ -45,8 +45,8 @@ class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
     `read` raises UpstreamRefused for what is no such answer, and for an error in mid-stream, in which Shoal's own `key`
-    is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because
-    some servers go on after they told one, then the usage.
+    is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because some servers go
+    on after they told one, then the usage.
     """
 
     def __init__(self, *, reasoning: bool = True, key: bytes = b"") -> None:
