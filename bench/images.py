@@ -20,13 +20,14 @@ from clip import write_clip
 from harness import Server, medians, parser, phase, write
 from PIL import Image as pillow
 
-from shoal.backends._compile import compile_graph
-from shoal.backends._options import EngineOptions, usable_cores
+from shoal.backends.local.compile import compile_graph
+from shoal.backends.local.options import EngineOptions
 from shoal.bench.client import Pool, Target
 from shoal.bench.load import closed_loop
 from shoal.bench.machine import PACKAGES
 from shoal.bench.stats import Record, latencies
 from shoal.core.protocols import Prepared
+from shoal.core.threads import usable_cores
 from shoal.models.store import Store
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.image.budget import TOTAL, Budget

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from harness import HERE, medians, parser, phase, stored, write
 
-from shoal.backends import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, opener
 from shoal.core.protocols import Engine, EngineFacts, Prepared, Tensors
-from shoal.models.samples import TEXTS
-from shoal.models.variants import size_of, write_variant
-from shoal.pipelines.text import TextPipeline
+from shoal.models.convert.samples import TEXTS
+from shoal.models.convert.variants import size_of, write_variant
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
 
 METHOD = """

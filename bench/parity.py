@@ -24,7 +24,7 @@ from tests.parity.families import ALL, Answers, Family, opened
 from tests.parity.sentence_pairs import PAIRS, TIE, Agreement, agreement
 
 METHOD = f"""
-The {len(PAIRS)} pairs of tests/fixtures/sentence_pairs.tsv. Every model but the default one, all-MiniLM-L6-v2 from
+The {len(PAIRS)} pairs of src/shoal/models/sentence_pairs.tsv. Every model but the default one, all-MiniLM-L6-v2 from
 PyPI, is a tiny random one of two layers, saved by the library named beside it, which also says what is right, in f32
 on the CPU; its vocabulary is mostly letters, so most sentences are cut at its 48 tokens. Shoal opens the same files by
 `shoal.open`, from the address over store, conversion, tokenising and batcher to the engine; PyTorch's engine does not
@@ -34,7 +34,7 @@ cosine, dot product (sparse), MaxSim (multi; first sentences are queries) or sco
 when no two pairs change places whose reference scores differ by more than {TIE:g} (of the largest score, where that is
 above 1); couples that are closer and do change are counted as ties. Otherwise the number of couples out of place, and
 Spearman's rank correlation. bf16, where the processor has it, is forced, while `precision` "auto" takes it only for a
-model whose samples agree with f32 to a cosine of 0.9999. Its rounding moves more pairs of a tiny model than of the
+model whose samples agree with f32 (docs/models.md). Its rounding moves more pairs of a tiny model than of the
 default one, whose cosines are spread four times as far (standard deviation 0.30, of `bert` 0.07).
 """
 NATIVE_BF16 = {"avx512_bf16", "amx_bf16"} & set(machine().isa)

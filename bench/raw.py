@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends._compile import runtime
-from shoal.backends._options import layout, usable_cores
-from shoal.backends._shapes import length_buckets
+from shoal.backends.local.compile import runtime
+from shoal.backends.local.options import layout
+from shoal.backends.local.shapes import length_buckets
 from shoal.bench.stats import median
+from shoal.core.threads import usable_cores
 from shoal.models.store import Stored
 
 SIZES = (4, 8, 16, 32, 64)

@@ -59,8 +59,11 @@ class Upstream:
             return json.loads(reply.read())
 
     def forget(self) -> None:
+        self.change(forget=True)
+
+    def change(self, **fields: Any) -> None:
         request = urllib.request.Request(
-            f"{self.url}/control", data=b'{"forget": true}', headers={"content-type": "application/json"}
+            f"{self.url}/control", data=json.dumps(fields).encode(), headers={"content-type": "application/json"}
         )
         urllib.request.urlopen(request, timeout=10).close()
 
@@ -68,12 +71,12 @@ class Upstream:
 @contextmanager
 def upstream() -> Iterator[Upstream]:
     settings = ["--delay-ms", str(DELAY_S * 1000), "--max-client-batch-size", str(MOST), "--model-id", "bench/model"]
-    with _listening("-m", "tests.fakes.tei", "--dimension", "384", *settings) as (process, port):
+    with listening("-m", "tests.fakes.tei", "--dimension", "384", *settings) as (process, port):
         yield Upstream(process, port)
 
 
 @contextmanager
-def _listening(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def listening(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A Python process that takes `--port`, once it listens there."""
     port = free_port()
     process = subprocess.Popen(
@@ -184,7 +187,7 @@ def main() -> None:
             rounds = [asyncio.run(measured(behind, server, count, count)) for _ in range(arguments.rounds)]
         with phase("one of them poisoned"):
             poisoned = asyncio.run(measured(behind, server, count, count, poisoned=True))
-        with phase("alone"), _listening("bench/bare_proxy.py", behind.url) as (_, port):
+        with phase("alone"), listening("bench/bare_proxy.py", behind.url) as (_, port):
             urls = {"direct": behind.url, "shoal": server.url, "bare_proxy": f"http://127.0.0.1:{port}"}
             alone = [asyncio.run(lone(urls, arguments.lone)) for _ in range(arguments.rounds)]
     if any(one["errors"] for one in (each, first, *rounds)):

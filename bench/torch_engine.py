@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import medians, parser, phase, write
 
-from shoal.backends import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, opener
 from shoal.bench.texts import WORDS, Texts
-from shoal.core.batcher import Lane, LaneOptions
-from shoal.core.planner import Limits
+from shoal.core.scheduling.lane import Lane, LaneOptions
+from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
-from shoal.models.contract import read_contract
-from shoal.models.contract.spec import text_spec
-from shoal.pipelines.text import TextPipeline
+from shoal.models.convert.contract import read_contract
+from shoal.models.convert.contract.spec import text_spec
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
 from shoal.types import Array, Context, Embed, Embedded
 

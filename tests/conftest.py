@@ -1,8 +1,10 @@
-"""What holds for every test: no settings from outside, no blocked event loop, no hurry, no silent skip in CI."""
+"""What holds for every test: no settings or signals from outside, no blocked event loop, no hurry, no silent skip in
+CI."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -11,7 +13,13 @@ from hypothesis import HealthCheck, settings
 
 # How fast a machine is, or what else it does just now, is nothing that a test may fail by.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# For a second run of the same tests with other versions of libraries: what is searched for is found in the first.
+settings.register_profile("few", settings.get_profile("unhurried"), max_examples=10)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))
+
+# A script's background jobs ignore SIGINT, and so would every process that a test starts: it is inherited.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

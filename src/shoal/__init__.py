@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from shoal._version import __version__
 
 if TYPE_CHECKING:
-    from shoal.api import Label, Match, Ranked, Shoal, open
     from shoal.errors import ShoalError
+    from shoal.python.api import Label, Match, Ranked, Shoal, open
     from shoal.types import Image
 
 __all__ = ["Image", "Label", "Match", "Ranked", "Shoal", "ShoalError", "__version__", "open"]
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
         return types.Image
     if name in __all__:
-        from shoal import api
+        from shoal.python import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

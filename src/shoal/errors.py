@@ -29,6 +29,7 @@ ShoalError
 ├── BackendError              the model or what runs it
 │   ├── InputRejected         the engine refused these inputs by name; retrying them cannot help
 │   ├── EngineFailed          the engine failed and did not say why
+│   │   └── UpstreamFailed    the server that runs the model failed, or its answer is none
 │   ├── OutOfMemory           the batch did not fit
 │   ├── UpstreamRefused       an OpenAI-compatible server refused, in words that are passed on as they are
 │   ├── TransportFailed       the replica could not be reached, or the connection broke
@@ -45,7 +46,7 @@ ShoalError
 │   └── MissingExtra          an optional part of Shoal is not installed
 └── InternalError             a bug in Shoal
 
-A surface turns `kind` into its dialect's status and body (`surfaces/_status.py`); nothing else decides on statuses.
+A surface turns `kind` into its dialect's status and body (`http/status_codes.py`); nothing else decides on statuses.
 """
 
 from __future__ import annotations
@@ -209,6 +210,10 @@ class InputRejected(BackendError):
 
 class EngineFailed(BackendError):
     kind = "backend"
+
+
+class UpstreamFailed(EngineFailed):
+    kind = "upstream_failed"
 
 
 class OutOfMemory(BackendError):

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.decoding import msgpack_decoder
+
 Array: TypeAlias = npt.NDArray[Any]
 Vectors: TypeAlias = npt.NDArray[np.float32]
 TrafficClass: TypeAlias = Literal["interactive", "bulk"]
@@ -256,7 +258,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request was run; `size`, `id` and `flush` are those of its largest batch.
+    """How a request was run; `size` (items), `requests`, `id` and `flush` are those of its largest batch.
+    Equal inputs of several requests are one item.
 
     `flush` says why that batch left: "full" (a limit was reached), "idle" (a slot was free), "age" (the linger or the
     starvation guard was over). Times are milliseconds: `queue_ms` and `infer_ms` of the slowest item, `prepare_ms`
@@ -264,6 +267,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     size: int = 0
+    requests: int = 0
     id: int = 0
     batches: int = 0
     flush: str = "idle"
@@ -344,7 +348,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     `usage` is that of the whole request: it comes once, on the stream's last chunk, which holds nothing else. `raw`:
     (dialect, bytes) as an upstream sent them, whole events or the whole body, so that passing them on stays
     byte-exact; beside it only `usage` may be set. `cut`: on the first chunk, how many messages of a conversation that
-    was too long were left out by the model's prompt_truncation.
+    was too long were left out by the model's prompt_truncation, and in `ignored` the fields of the request that the
+    model cannot honor and that did not fail it.
     """
 
     text: str = ""
@@ -356,6 +361,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     raw: tuple[str, bytes] | None = None
     cut: int = 0
+    ignored: tuple[str, ...] = ()
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,9 +443,9 @@ def pack(value: msgspec.Struct) -> bytes:
 
 def unpack(data: bytes, kind: type[W]) -> W:
     """Decode what `pack` made. Raises msgspec.ValidationError when the bytes are not a `kind`."""
-    value = msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+    value = msgpack_decoder(kind, dec_hook=_decode_array).decode(data)
     if isinstance(value, Generate) and value.extras:
-        raw = {name: msgspec.Raw(msgspec.msgpack.decode(json, type=bytes)) for name, json in value.extras.items()}
+        raw = {name: msgspec.Raw(_BYTES.decode(json)) for name, json in value.extras.items()}
         return msgspec.structs.replace(value, extras=raw)
     return value
 
@@ -458,3 +464,4 @@ def _decode_array(kind: type, value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_BYTES = msgpack_decoder(bytes)

@@ -16,6 +16,9 @@ import pytest
 from tests.integration.llm_kit import FAKE, running
 from tests.integration.server_kit import Server
 
+EMBEDDER = "text-embedding-3-small"
+"""A name of OpenAI's, whose table of tokens LlamaIndex's package carries: nothing is fetched for it."""
+
 KNOWN = "gpt-4o-mini"
 """A second name to serve under: some classes take no model that OpenAI does not have."""
 
@@ -40,11 +43,23 @@ def pytest_report_header() -> str:
     return f"clients: openai {version('openai')}, left out: {', '.join(collect_ignore) or 'nothing'}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def table() -> Iterator[None]:
+    """tiktoken's cache, for the clients and for the server."""
+    found = find_spec("llama_index")
+    with pytest.MonkeyPatch.context() as patch:
+        if found is not None and found.submodule_search_locations:
+            patch.setenv("TIKTOKEN_CACHE_DIR", f"{found.submodule_search_locations[0]}/core/_static/tiktoken_cache")
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A model that repeats what it hears, under two names; calls of tools and thoughts are told apart from text."""
     flags = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
-    with running(tmp_path_factory.mktemp("server"), FAKE, f"{KNOWN}=fake:", flags=flags) as started:
+    with running(
+        tmp_path_factory.mktemp("server"), FAKE, f"{KNOWN}=fake:", f"{EMBEDDER}=fake:", flags=flags
+    ) as started:
         yield started
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from functools import reduce
 from operator import add as joined
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
-import tiktoken
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
-from tests.integration.llm_kit import MODEL
+from tests.clients.conftest import EMBEDDER
+from tests.integration.llm_kit import MODEL, running
 
 CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": 2}} </tool_call>'
+BREAKS = "one two poison-item three"
 
 
 def add(a: int, b: int) -> int:
@@ -124,6 +127,46 @@ def test_errors(model: Any) -> None:
         model.bind(model="nobody").invoke("a")
 
 
+@pytest.mark.parametrize(("responses", "error"), [(False, openai.APIError), (True, ValueError)])
+async def test_a_broken_stream(base_url: str, responses: bool, error: type[Exception]) -> None:
+    """However it is read, an error follows the words: nothing takes them for a whole answer."""
+    known: dict[str, Any] = {"model": MODEL, "base_url": base_url, "api_key": "any", "max_retries": 0}
+    # Of its own: LangChain would keep one for later tests, whose loops are others.
+    connections = openai.DefaultAsyncHttpxClient()
+    whole: Any = ChatOpenAI(**known, use_responses_api=responses, streaming=True, http_async_client=connections)
+    heard: list[str] = []
+    with pytest.raises(error, match="the model failed"):
+        heard.extend(chunk.text for chunk in whole.stream(BREAKS))
+    assert "".join(heard) == "one two"
+    with pytest.raises(error, match="the model failed"):
+        whole.invoke(BREAKS)
+    with pytest.raises(error, match="the model failed"):
+        await whole.ainvoke(BREAKS)
+    with pytest.raises(error, match="the model failed"):
+        list(whole.bind_tools([StructuredTool.from_function(add)]).stream(BREAKS))
+    with pytest.raises(error, match="the model failed"):
+        [event async for event in whole.astream_events(BREAKS, version="v2")]
+    await connections.aclose()
+
+
+def test_a_server_that_dies(tmp_path: Path) -> None:
+    """In the middle of its streams, without a word: an error of the connection, on every route."""
+    with running(tmp_path, f"{MODEL}=fake:token_ms=200") as server:
+        known: dict[str, Any] = {"base_url": f"{server.base_url}/v1", "model": MODEL, "api_key": "any"}
+        models: list[Any] = [
+            ChatOpenAI(**known, max_retries=0),
+            ChatOpenAI(**known, max_retries=0, use_responses_api=True),
+            OpenAI(**known, max_retries=0),
+        ]
+        streams = [model.stream("word " * 100) for model in models]
+        for stream in streams:
+            next(stream)
+        server.process.kill()
+        for stream in streams:
+            with pytest.raises(Exception, match=r"incomplete|closed|reset"):
+                list(stream)
+
+
 def test_responses(base_url: str) -> None:
     """Over the newer API, in one piece, in a stream, and with a call."""
     model: Any = ChatOpenAI(model=MODEL, base_url=base_url, api_key="any", use_responses_api=True, max_retries=0)
@@ -137,12 +180,14 @@ def test_responses(base_url: str) -> None:
 
 
 def test_completions(base_url: str) -> None:
-    """Its class for texts: several prompts in one request, and a stream."""
+    """Its class for texts: several prompts in one request, a stream, and one that breaks."""
     model: Any = OpenAI(model=MODEL, base_url=base_url, api_key="any", max_tokens=8)
     found = model.generate(["one two", "three"])
     assert [each[0].text for each in found.generations] == ["one two", "three"]
     assert found.llm_output["token_usage"]["completion_tokens"] == 3
     assert "".join(model.stream("one two")) == "one two"
+    with pytest.raises(openai.APIError, match="the model failed"):
+        list(model.stream(BREAKS))
 
 
 def test_embeddings_of_texts(base_url: str) -> None:
@@ -153,14 +198,20 @@ def test_embeddings_of_texts(base_url: str) -> None:
     assert made.embed_query("one") == pytest.approx(rows[0])
 
 
-def test_embeddings_of_token_ids(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it comes: it tokenises by itself, cuts to its own length and sends ids. Its vocabulary is on a server of
-    OpenAI's; one of single bytes stands in for it."""
-    ranks = {bytes([value]): value + 1 for value in range(256)}
-    encoding = tiktoken.Encoding("bytes", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
-    monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: encoding)
-    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", embedding_ctx_length=16)
-    short, long = made.embed_documents(["one", "a text of more than sixteen tokens"])
-    assert (len(short), len(long)) == (32, 32)
-    assert made.embed_query("one") == pytest.approx(short)
-    assert long != pytest.approx(short)
+TEXTS = ["thank you", "harbour pilot", "Where can I renew my passport, and how long does it take?", "été, 東京 🐟"]
+
+
+def test_embeddings_as_it_comes(base_url: str) -> None:
+    """It makes ids with OpenAI's table, cuts to its own length and sends them: under the name of OpenAI's model they
+    are decoded with the same table, and the vectors are those of the texts."""
+    made: Any = OpenAIEmbeddings(model=EMBEDDER, base_url=base_url, api_key="any")
+    plain: Any = OpenAIEmbeddings(model=EMBEDDER, base_url=base_url, api_key="any", check_embedding_ctx_length=False)
+    assert np.allclose(made.embed_documents(TEXTS), plain.embed_documents(TEXTS), atol=1e-6)
+    assert made.embed_query(TEXTS[0]) == pytest.approx(plain.embed_query(TEXTS[0]))
+
+
+def test_embeddings_as_it_comes_of_another_model(base_url: str) -> None:
+    """Its ids are of that table all the same, and would be taken for other words: refused, with what to set."""
+    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", tiktoken_model_name=EMBEDDER)
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        made.embed_documents(TEXTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,10 +14,11 @@ from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 
 from tests.clients.conftest import KNOWN
-from tests.integration.llm_kit import MODEL
+from tests.integration.llm_kit import MODEL, running
 
 SAID = [ChatMessage(role="system", content="be kind"), ChatMessage(role="user", content="one two three")]
 CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": 2}} </tool_call>'
+BREAKS = "one two poison-item three"
 
 
 def add(a: int, b: int) -> int:
@@ -92,6 +94,8 @@ def test_texts_without_a_chat(base_url: str) -> None:
     model: Any = OpenAILike(model=MODEL, api_base=base_url, api_key="any", is_chat_model=False, context_window=4096)
     assert model.complete("one two").text == "one two"
     assert "".join(piece.delta for piece in model.stream_complete("one two")) == "one two"
+    with pytest.raises(openai.APIError, match="the model failed"):
+        list(model.stream_complete(BREAKS))
 
 
 def test_errors(model: Any) -> None:
@@ -100,3 +104,34 @@ def test_errors(model: Any) -> None:
         model.complete("poison-item")
     with pytest.raises(openai.APIError, match="the model failed"):
         list(model.stream_complete("one poison-item"))
+
+
+async def test_a_broken_stream(model: Any) -> None:
+    """However it is read, an error follows the words: nothing takes them for a whole answer."""
+    said = [ChatMessage(role="user", content=BREAKS)]
+    heard: list[str] = []
+    with pytest.raises(openai.APIError, match="the model failed"):
+        heard.extend(piece.delta or "" for piece in model.stream_chat(said))
+    assert "".join(heard) == "one two"
+    with pytest.raises(openai.APIError, match="the model failed"):
+        [piece async for piece in await model.astream_chat(said)]
+    with pytest.raises(openai.APIError, match="the model failed"):
+        [piece async for piece in await model.astream_complete(BREAKS)]
+    with pytest.raises(openai.APIError, match="the model failed"):
+        list(model.stream_chat_with_tools([FunctionTool.from_defaults(add)], user_msg=BREAKS))
+
+
+def test_a_server_that_dies(tmp_path: Path) -> None:
+    """In the middle of its streams, without a word: an error of the connection, on both routes."""
+    with running(tmp_path, f"{MODEL}=fake:token_ms=200") as server:
+        known: dict[str, Any] = {"api_base": f"{server.base_url}/v1", "api_key": "any", "max_retries": 0}
+        streams = [
+            OpenAILike(model=MODEL, is_chat_model=chat, context_window=4096, **known).stream_complete("word " * 100)
+            for chat in (True, False)
+        ]
+        for stream in streams:
+            next(stream)
+        server.process.kill()
+        for stream in streams:
+            with pytest.raises(Exception, match=r"incomplete|closed|reset"):
+                list(stream)

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_nvidia_ai_endpoints import NVIDIAEmbeddings, NVIDIARerank
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from tests.integration.llm_kit import running
 
 TEXTS = ["a group of fish", "a kind of bread", "water that is not deep"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import voyageai
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from tests.integration.llm_kit import running
 
 TEXTS = ["a group of fish", "a kind of bread", "water that is not deep"]

@@ -8,7 +8,7 @@ import os
 # Before the first import of PyTorch, and for the processes that export: its threads spin while they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from shoal.models.export_towers import can_export_towers
+from shoal.models.convert.export_dual_encoder import can_export_towers
 
 collect_ignore_glob = [] if can_export_towers() else ["test_*.py"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.models.convert_towers import convert_towers
+from shoal.models.convert.convert_dual_encoder import convert_towers
 from shoal.models.open_clip_tokenizer import byte_pairs
 from tests.convert.models import CASES, SIZE, TEXT, open_clip_folder
 from tests.convert.test_towers import close

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shoal.models.contract.transforms import open_clip_pictures, timm_pictures
+from shoal.models.convert.contract.transforms import open_clip_pictures, timm_pictures
 from shoal.pipelines.image.pixels import decode
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.specs import ImageSpec

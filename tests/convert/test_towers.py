@@ -13,8 +13,8 @@ from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
-from shoal.models.export_towers import ExportedTowers, export_towers
-from shoal.models.verify import min_cosine
+from shoal.models.convert.export_dual_encoder import ExportedTowers, export_towers
+from shoal.models.convert.verify import min_cosine
 from shoal.pipelines.image.pixels import decode
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.types import Array

@@ -271,6 +271,8 @@ class FakeTei:
                 os._exit(1)
             assert transport is not None
             transport.abort()
+        if self.script.misbehaves.isdigit():
+            raise Refusal(int(self.script.misbehaves), "Backend", "Backend error: the device said no")
         if "poison-item" in words:
             raise Refusal(424, "Backend", "Backend error: the device said no")
 

@@ -24,7 +24,8 @@ Pair = tuple[str, str]
 class Script:
     """The server's flags and its behaviour; each field is a flag of the process. `prompts` is JSON there. `era`: before
     1.9 what is not valid has the status 413, and texts that are too long are not cut unless asked. `misbehaves`: "html"
-    answers a page, "short" a row too few, "empty" no rows, "labels" other labels."""
+    answers a page, "short" a row too few, "empty" no rows, "labels" other labels, "500"
+    that status."""
 
     kind: Literal["embedding", "splade", "reranker", "classifier"] = "embedding"
     labels: int = 3

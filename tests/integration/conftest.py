@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(60, func_only=True))
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Start `python ARGUMENTS...` in an empty folder; (process, file of its standard error). Ended after the test."""
+@contextmanager
+def processes_in(folder: Path) -> Iterator[Processes]:
+    """Start `python ARGUMENTS...` in this folder; (process, file of its standard error). Killed at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Path]:
-        log = tmp_path / f"process-{len(started)}.log"
+        log = folder / f"process-{len(started)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -36,7 +37,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
                 stdout=subprocess.DEVNULL,
                 stderr=file,
                 env=environment(env),
-                cwd=tmp_path,
+                cwd=folder,
             )
         started.append(process)
         return process, log
@@ -47,10 +48,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         process.wait()
 
 
-@pytest.fixture
-def shoal_server(processes: Processes) -> ShoalServer:
-    """`shoal_server(addresses, *flags, env={}, wait=True)` answers a `Server` that is ready, on a port of its own."""
-
+def starting(processes: Processes) -> ShoalServer:
     def start(addresses: Sequence[str], *flags: str, env: Mapping[str, str] | None = None, wait: bool = True) -> Server:
         process, log = processes("-m", "shoal", "serve", *addresses, "--port", "0", *flags, env=env)
         wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
@@ -62,3 +60,23 @@ def shoal_server(processes: Processes) -> ShoalServer:
         return server
 
     return start
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """As `processes_in`, in an empty folder."""
+    with processes_in(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def shoal_server(processes: Processes) -> ShoalServer:
+    """`shoal_server(addresses, *flags, env={}, wait=True)` answers a `Server` that is ready, on a port of its own."""
+    return starting(processes)
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalServer]:
+    """As `shoal_server`; its servers live as long as the tests of one file, which leave them as they were."""
+    with processes_in(tmp_path_factory.mktemp("shared")) as start:
+        yield starting(start)

@@ -55,6 +55,10 @@ class FakeProcess:
         found: dict[str, Any] = json.loads(self._request("GET"))
         return found
 
+    def runs(self, calls: int) -> bool:
+        """Whether so many calls are in flight."""
+        return bool(self.told()["in_flight"] == calls)
+
     def change(self, **changes: Any) -> None:
         self._request("POST", changes)
 

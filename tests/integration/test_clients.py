@@ -15,10 +15,11 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from shoal.local import prepare_local
-from shoal.models.address import parse_address
+from shoal.backends import parse_address
+from shoal.backends.local.open import prepare_local
+from shoal.config.settings import Settings
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.settings import Settings
+from tests.integration.llm_kit import running
 from tests.integration.server_kit import Server, ShoalServer
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -35,9 +36,10 @@ def served_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture
-def real(shoal_server: ShoalServer, served_home: Path) -> Server:
-    return shoal_server([], "--offline", env={"SHOAL_HOME": str(served_home)})
+@pytest.fixture(scope="module")
+def real(served_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("real"), flags=("--offline", "--home", str(served_home))) as server:
+        yield server
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_the_openai_client_sees_models(client: openai.OpenAI) -> None:
         ({"input": ""}, openai.BadRequestError, "invalid_value"),
         ({"input": []}, openai.BadRequestError, "invalid_value"),
         ({"input": ["a"] * 2049}, openai.BadRequestError, "array_above_max_length"),
-        ({"input": [[1, 99999999]]}, openai.BadRequestError, "invalid_value"),
+        ({"input": [[1, 2]]}, openai.BadRequestError, "unsupported_parameter"),
         ({"input": "a", "dimensions": 385}, openai.BadRequestError, "invalid_value"),
         (
             {"input": "word " * 400, "extra_body": {"truncate": False}},
@@ -148,19 +150,18 @@ def test_clients_that_leave_are_counted_and_cost_nothing(shoal_server: ShoalServ
 def test_the_loop_stays_free_under_large_bodies_and_replies(shoal_server: ShoalServer) -> None:
     """While 2,048 vectors of 1,024 numbers are written as JSON and 20 MB of texts are read, health answers in between.
 
-    The bound is far above what is seen (tens of milliseconds) and far below a reply written in one go.
+    Written in one go, the reply would leave room for hardly any.
     """
     server = shoal_server(["fake:dimension=1024"])
     large = {"model": "fake", "input": [f"{number} {'x' * 10_000}" for number in range(2048)]}
-    slowest = 0.0
+    between = 0
     with ThreadPoolExecutor(1) as caller:
         answer = caller.submit(server.request, "POST", "/v1/embeddings", large)
         while not answer.done():
-            began = time.monotonic()
             assert server.request("GET", "/health/live")[0] == 200
-            slowest = max(slowest, time.monotonic() - began)
+            between += 1
         assert answer.result()[0] == 200
-    assert slowest < 1.0
+    assert between > 10
 
 
 def metrics(server: Server) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.llm_kit import metric, running, seconds_until, upstream_of
+from tests.integration.llm_kit import metric, running, until, upstream_of
 from tests.integration.server_kit import Server
 from tests.unit.models import checkpoints
 
@@ -29,11 +29,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
+IDS = ("--token-ids", "accept")
+
+
 @pytest.fixture
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """(the one that clients see, the one with the model)."""
     with ExitStack() as stack:
-        behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}"))
+        behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}", flags=IDS))
         yield stack.enter_context(running(tmp_path / "front", f"near={upstream_of(behind, FAR)}")), behind
 
 
@@ -99,10 +102,10 @@ class TestRanking:
         front, behind = pair
         behind.process.send_signal(signal.SIGKILL)
         behind.process.wait()
-        seconds_until(lambda: front.request("GET", "/health/ready")[0] == 503, 30.0)
+        until(lambda: front.request("GET", "/health/ready")[0] == 503)
         assert rerank(front, "q", DOCUMENTS)[0] == 503
         with running(tmp_path / "again", f"{FAR}=fake:labels=1", port=behind.port) as again:
-            seconds_until(lambda: front.request("GET", "/health/ready")[0] == 200, 30.0)
+            until(lambda: front.request("GET", "/health/ready")[0] == 200)
             assert np.allclose(
                 scores_of(rerank(front, "q", DOCUMENTS)), scores_of(rerank(again, "q", DOCUMENTS)), atol=1e-5
             )

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.models.verify import min_cosine
+from shoal.models.convert.verify import min_cosine
 from shoal.types import Image, Item
 from tests.integration.server_kit import Server, ShoalServer
 from tests.integration.triton_kit import PATIENCE_S, Triton
+from tests.unit.backends.local.dual_encoder_kit import expected, vit_b_32
 from tests.unit.pipelines.image.pictures import drawn, saved, turned
-from tests.unit.towers_kit import expected, vit_b_32
 
 OTHER = "other=fake:"
 """Served from the start: where nothing is named there, every table of a shoal.toml is loaded."""

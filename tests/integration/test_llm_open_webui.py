@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.integration.llm_kit import FAKE, MODEL, free_port, running, said, seconds_until
+from tests.integration.llm_kit import FAKE, MODEL, free_port, running, said, until
 from tests.integration.server_kit import Server
 
 DEAD = "dead"
@@ -35,11 +33,12 @@ HEADERS = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Not ready, because one of its models never is."""
     folder = tmp_path_factory.mktemp("webui")
+    (folder / "shoal.toml").write_text('[models.second]\nbackends = ["fake:"]\n')
     dead = f"{DEAD}=openai+http://127.0.0.1:{free_port()}/v1#gone"
     flags = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
     with running(folder, FAKE, dead, flags=flags, wait=False) as started:
         ask = {"model": MODEL, "messages": said("a")}
-        seconds_until(lambda: started.request("POST", "/v1/chat/completions", ask)[0] == 200)
+        until(lambda: started.request("POST", "/v1/chat/completions", ask)[0] == 200)
         yield started
 
 
@@ -52,8 +51,8 @@ async def webui(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def turn(text: str, **fields: Any) -> dict[str, Any]:
-    """A user's turn in a chat, with what the interface adds to it."""
-    return {
+    """A user's turn in a chat, with what the interface adds to it: `stream_options` to streams alone."""
+    body = {
         "stream": True,
         "model": MODEL,
         "messages": [{"role": "system", "content": "be kind"}, *said(text)],
@@ -65,6 +64,9 @@ def turn(text: str, **fields: Any) -> dict[str, Any]:
         "chat_id": "c1",
         **fields,
     }
+    if not body["stream"]:
+        del body["stream_options"]
+    return body
 
 
 async def events(session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[Any]:
@@ -79,14 +81,9 @@ async def events(session: aiohttp.ClientSession, path: str, body: dict[str, Any]
 
 @pytest.mark.parametrize("base", BASES)
 async def test_the_list_of_models(webui: aiohttp.ClientSession, base: str) -> None:
-    """At login and on every refresh: both models are there, the dead one with its state, in less than 5 ms."""
-    times = []
-    for _ in range(51):
-        began = time.perf_counter()
-        async with webui.get(f"{base}/models") as answer:
-            listed = (await answer.json())["data"]
-        times.append(time.perf_counter() - began)
-    assert statistics.median(times) < 0.005
+    """At login and on every refresh: both models are there, the dead one with its state."""
+    async with webui.get(f"{base}/models") as answer:
+        listed = (await answer.json())["data"]
     found = {entry["id"]: entry for entry in listed}
     assert {MODEL, DEAD} <= set(found)
     assert (found[MODEL]["status"]["value"], found[DEAD]["status"]["value"]) == ("loaded", "loading")
@@ -140,7 +137,7 @@ async def test_all_calls_of_one_turn(webui: aiohttp.ClientSession) -> None:
 
     async def task(kind: str) -> str:
         body = turn(f"### Task: {kind}", stream=False, max_completion_tokens=1000)
-        del body["stream_options"], body["max_tokens"]
+        del body["max_tokens"]
         body["metadata"] = {"task": kind, "task_body": {"deep": [1]}, "chat_id": None}
         async with webui.post("/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
@@ -213,13 +210,11 @@ async def test_responses(webui: aiohttp.ClientSession) -> None:
 async def test_errors_before_the_answer(
     webui: aiohttp.ClientSession, fields: dict[str, Any], status: int, stream: bool
 ) -> None:
-    """By status, as JSON, at once; with the time after which it is worth another try."""
-    began = time.monotonic()
+    """By status, as JSON; with the time after which it is worth another try."""
     async with webui.post("/v1/chat/completions", json=turn("a", stream=stream, **fields)) as answer:
         assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json")
         assert (await answer.json())["error"]["message"]
         assert ("retry-after" in answer.headers) == (status == 503)
-    assert time.monotonic() - began < 1
 
 
 async def test_errors_in_the_answer(webui: aiohttp.ClientSession) -> None:
@@ -230,7 +225,6 @@ async def test_errors_in_the_answer(webui: aiohttp.ClientSession) -> None:
 
 async def test_models_are_managed(server: Server, webui: aiohttp.ClientSession) -> None:
     """A connection of the type `llama.cpp`: the root lists, loads, unloads and tells of it as it happens."""
-    name = "fake:#second"
     seen: list[Any] = []
     loaded = asyncio.Event()
     async with webui.get("/models/sse", timeout=aiohttp.ClientTimeout(total=None)) as stream:
@@ -247,7 +241,7 @@ async def test_models_are_managed(server: Server, webui: aiohttp.ClientSession) 
                         return
 
         watching = asyncio.create_task(watch())
-        async with webui.post("/models/load", json={"model": name}) as answer:
+        async with webui.post("/models/load", json={"model": "second"}) as answer:
             assert (answer.status, await answer.json()) == (200, {"success": True})
         async with asyncio.timeout(10):
             await loaded.wait()

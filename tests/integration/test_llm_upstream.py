@@ -31,7 +31,7 @@ from tests.integration.llm_kit import (
     running,
     running_beside,
     said,
-    seconds_until,
+    until,
     upstream_of,
 )
 from tests.integration.server_kit import Server
@@ -40,7 +40,7 @@ FAR = "far"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TRICKY = 'the "model":"talker" is {"model": "talker"} été \U0001f41f'
 BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": said(TRICKY), "n": 2, "logprobs": True, "stream_options": {"include_usage": True}},
+    CHAT: {"messages": said(TRICKY), "n": 2, "logprobs": True},
     TEXT: {"prompt": [TRICKY, "b"], "echo": True},
     RESPONSES: {"input": TRICKY, "instructions": "no"},
 }
@@ -99,6 +99,8 @@ def test_bytes_stay_as_they_are(pair: tuple[Server, Server], path: str, streams:
     like that place are left alone."""
     front, behind = pair
     body = {**BODIES[path], "stream": streams}
+    if streams and path == CHAT:
+        body["stream_options"] = {"include_usage": True}
     status, headers, seen = front.request("POST", path, {"model": FAR, **body})
     _, own, made = behind.request("POST", path, {"model": MODEL, **body})
     assert (status, headers["content-type"]) == (200, own["content-type"])
@@ -166,7 +168,7 @@ def streamed(server: Server, body: bytes) -> bytes:
 
 
 def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
-    """Killed with no time for a word: the client is told in the stream, which then ends as streams do; the next ones
+    """Killed with no time for a word: the client is told in the stream, which ends without [DONE]; the next ones
     are refused, soon with readiness; the lists go on; and once the server is back, so is the model."""
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=30"))
@@ -176,31 +178,22 @@ def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
             read_until(connection, b'"content":" word"')
             behind.process.kill()
             rest = read_until(connection, b"0\r\n\r\n")
-        *_, error, done = [line for line in rest.split(b"\n") if line.startswith(b"data: ")]
-        assert done.rstrip() == b"data: [DONE]"
+        *_, error = [line for line in rest.split(b"\n") if line.startswith(b"data: ")]
         assert json.loads(error.removeprefix(b"data: "))["error"]["message"]
         assert b'"finish_reason":"stop"' not in rest
-        began = time.monotonic()
         status, headers, refused = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
         assert (status, headers["content-type"]) == (502, "application/json")
         assert set(json.loads(refused)["error"]) == {"message", "type", "param", "code"}
-        assert time.monotonic() - began < 1
-        seconds_until(lambda: not front.ready(), 8)
+        until(lambda: not front.ready())
         assert listed(front) == [FAR]
         stack.enter_context(running(tmp_path, FAKE, port=behind.port))
-        seconds_until(front.ready, 8)
+        until(front.ready)
         assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
 
 
 def listed(server: Server) -> list[str]:
-    """The models of a list that came at once."""
-    slowest = 0.0
-    for _ in range(20):
-        began = time.monotonic()
-        status, _, body = server.request("GET", "/v1/models")
-        slowest = max(slowest, time.monotonic() - began)
-        assert status == 200
-    assert slowest < 0.5
+    status, _, body = server.request("GET", "/v1/models")
+    assert status == 200
     return [entry["id"] for entry in json.loads(body)["data"]]
 
 
@@ -215,15 +208,14 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         assert front.request("GET", "/health/live")[0] == 200
         assert listed(front) == [FAR]
         for streams in (False, True):
-            began = time.monotonic()
             body = {"model": FAR, "messages": said("a"), "stream": streams}
             status, headers, refused = front.request("POST", CHAT, body)
-            assert time.monotonic() - began < 1
             assert (status, headers["content-type"]) == (503, "application/json")
             assert float(headers["retry-after"]) > 0
-            assert str(port) in json.loads(refused)["error"]["message"]
+            assert "is not reachable" in json.loads(refused)["error"]["message"]
+            assert str(port).encode() not in refused
         stack.enter_context(running(tmp_path, FAKE, port=port))
-        seconds_until(front.ready, 8)
+        until(front.ready)
         assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
 
 
@@ -237,11 +229,9 @@ def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
         behind.process.wait()
         full = stack.enter_context(socket.create_server(("127.0.0.1", behind.port), backlog=0))
         stack.enter_context(socket.create_connection(full.getsockname()))
-        seconds_until(lambda: not takes_connections(behind.port))
-        began = time.monotonic()
+        until(lambda: not takes_connections(behind.port))
         status, headers, _ = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
         assert (status, headers["content-type"]) == (502, "application/json")
-        assert 0.3 < time.monotonic() - began < 3
         assert listed(front) == [FAR]
 
 
@@ -254,38 +244,36 @@ def takes_connections(port: int) -> bool:
 
 
 def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
-    """Of requests without a stream only those fail that the dead server was computing; none that came later does, and
-    none waits for the dead one."""
+    """Of requests without a stream only those fail that the dead server was computing; none that came later does."""
     callers = 8
     with ExitStack() as stack:
         doomed, other = (stack.enter_context(running(tmp_path / name, f"{FAKE}token_ms=5")) for name in "ab")
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
         body = {"model": FAR, "messages": said("one two three four")}
-        outcomes: list[tuple[float, float, int]] = []
+        outcomes: list[tuple[float, int]] = []
         stop = threading.Event()
 
         def call() -> None:
             while not stop.is_set():
                 began = time.monotonic()
                 status = front.request("POST", CHAT, body)[0]
-                outcomes.append((began, time.monotonic() - began, status))
+                outcomes.append((began, status))
 
         with ThreadPoolExecutor(callers) as pool:
             threads = [pool.submit(call) for _ in range(callers)]
             try:
-                seconds_until(lambda: len(outcomes) >= 50)
+                until(lambda: len(outcomes) >= 50)
                 doomed.process.send_signal(signal.SIGKILL)
                 doomed.process.wait()
                 dead = time.monotonic()
-                seconds_until(lambda: sum(began > dead for began, _, _ in outcomes) >= 200, 20)
+                until(lambda: sum(began > dead for began, _ in outcomes) >= 200)
             finally:
                 stop.set()
             for thread in threads:
                 thread.result()
-        failed = [(began - dead, status) for began, _, status in outcomes if status != 200]
+        failed = [(began - dead, status) for began, status in outcomes if status != 200]
         assert len(failed) <= callers
         assert all(since < 0 and status == 502 for since, status in failed), failed
-        assert max(seconds for began, seconds, _ in outcomes if began > dead) < 2
         assert front.ready()
 
 
@@ -296,7 +284,7 @@ def test_one_of_two_servers_is_found_dead(tmp_path: Path) -> None:
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
         body = {"model": FAR, "messages": said("one two")}
         for server in (doomed, other):  # both take their turns, and connections to both are kept
-            seconds_until(partial(served, front, server, body))
+            until(partial(served, front, server, body))
         doomed.process.kill()
         doomed.process.wait()
         for number in range(6):

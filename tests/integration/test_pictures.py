@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.integration.server_kit import Server, ShoalServer
-from tests.unit.fetching.test_allowed import REFUSED
+from tests.unit.http.fetching.test_allowed import REFUSED
 from tests.unit.models.tower_checkpoints import towers
 from tests.unit.pipelines.image.pictures import bombs, broken, drawn, pictures, saved
 

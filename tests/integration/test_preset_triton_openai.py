@@ -9,16 +9,26 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 import pytest
 
 from shoal.app import open_app
+from shoal.backends import parse_address
+from shoal.backends.triton.open.host import entry_of
+from shoal.backends.triton.repository import Repository
 from shoal.config import load
+from shoal.config.settings import Settings
+from shoal.models.prepare import prepare
+from shoal.models.sources import Access
+from shoal.models.store import Store
 from tests.fakes.triton import FakeTriton
 from tests.fakes.triton_llm import Script, Talker, talker
 from tests.fixtures.tiny_llama import write_tokenizer
+from tests.integration.triton_kit import PATIENCE_S, Triton
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
-from tests.unit.triton.kit import grpc_in_use
+from tests.unit.backends.triton.open.kit import grpc_in_use
+from tests.unit.models.checkpoints import checkpoint
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
 # What the original sends with every request, whether the client said so or not.
@@ -28,24 +38,24 @@ Call: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture
-async def triton() -> AsyncIterator[FakeTriton]:
+async def simulated() -> AsyncIterator[FakeTriton]:
     async with grpc_in_use(), FakeTriton() as server:
         yield server
 
 
 @pytest.fixture
-def ensemble(triton: FakeTriton) -> Talker:
+def ensemble(simulated: FakeTriton) -> Talker:
     model = talker("ensemble", Script(["Hel", "lo", " you"]), name="ensemble")
-    triton.add(model)
+    simulated.add(model)
     return model
 
 
 @asynccontextmanager
-async def serving(triton: FakeTriton, home: Path, *words: str) -> AsyncIterator[Call]:
+async def serving(triton: FakeTriton | Triton, home: Path, *words: str) -> AsyncIterator[Call]:
     """`words`: flags of the original and their values. The Triton of a test has a port of its own, so it is named."""
     flags = {
         "as": "triton-openai",
-        "models": [f"triton://{triton.target}"],
+        "models": [f"triton://{triton.target if isinstance(triton, FakeTriton) else triton.url}"],
         "foreign": dict(zip(words[::2], words[1::2], strict=True)),
         "home": str(home),
     }
@@ -78,9 +88,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def original(triton: FakeTriton, tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Call]:
+def original(simulated: FakeTriton, tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Call]:
     flags = ("--tokenizer_dir", str(folder), "--engine_dir", str(folder), "--default_max_tokens", "32")
-    return serving(triton, tmp_path / "home", *flags)
+    return serving(simulated, tmp_path / "home", *flags)
 
 
 async def test_its_requests(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
@@ -126,11 +136,11 @@ async def test_the_default_length(original: AbstractAsyncContextManager[Call], e
     assert [said["max_tokens"] for said in ensemble.script.asked] == [32]
 
 
-async def test_what_the_original_drops_is_not_refused(triton: FakeTriton, tmp_path: Path, folder: Path) -> None:
+async def test_what_the_original_drops_is_not_refused(simulated: FakeTriton, tmp_path: Path, folder: Path) -> None:
     """Its clients send fields that a model lacks; those about form and tools are refused all the same."""
     model = talker("text", Script(["Hello"]), name="plain", without=("temperature",))
-    triton.add(model)
-    async with serving(triton, tmp_path / "home", "--tokenizer_dir", str(folder)) as call:
+    simulated.add(model)
+    async with serving(simulated, tmp_path / "home", "--tokenizer_dir", str(folder)) as call:
         body = {**ASKED, "model": "plain", "seed": 1, "frequency_penalty": 1.0}
         assert (await call("POST", "/v1/chat/completions", body)).status == 200
         answer = await call("POST", "/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
@@ -147,3 +157,29 @@ async def test_the_engine_s_context_is_a_bound(original: AbstractAsyncContextMan
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "1024" in answer.json()["error"]["message"]
     assert ensemble.script.asked == []
+
+
+FISH = ["fish to fish", "the longer of two texts about fish"]
+
+
+@pytest.mark.timeout(PATIENCE_S)
+async def test_an_embedder_keeps_its_own_tokenizer(triton: Triton, tmp_path: Path, folder: Path) -> None:
+    """Beside the language model that the flag is for, on a real Triton; another tokenizer gives other vectors."""
+    await asyncio.to_thread(_write_embedder, triton, tmp_path)
+    await asyncio.to_thread(triton.load, "llama", "keeps_its_own")
+    found = []
+    for flags in ((), ("--tokenizer_dir", str(folder))):
+        async with serving(triton, tmp_path / f"home-{len(flags)}", *flags) as call:
+            answer = await call("POST", "/v1/embeddings", {"model": "keeps_its_own", "input": FISH})
+            assert answer.status == 200, answer.body
+            found.append([each["embedding"] for each in answer.json()["data"]])
+            talk = await call("POST", "/v1/completions", {"model": "llama", "prompt": "Say hello.", "max_tokens": 4})
+            assert talk.status == (200 if flags else 404)  # it needs the flag
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+def _write_embedder(triton: Triton, folder: Path) -> None:
+    """A model of files as `keeps_its_own` in the repository."""
+    address = parse_address(f"file:{checkpoint(folder / 'embedder')}")
+    stored = prepare(address, store=Store(folder / "other-home"), access=Access(offline=True))
+    Repository(triton.repository).write(entry_of("keeps_its_own", stored, Settings(triton_platform="python")))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.local import prepare_local
-from shoal.models.address import parse_address
+from shoal.backends import parse_address
+from shoal.backends.local.open import prepare_local
+from shoal.config.settings import Settings
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.settings import Settings
 from shoal.types import Embedded
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from shoal.types import Image
 from tests.integration.server_kit import Server, ShoalServer
 
@@ -32,14 +32,14 @@ def unit(item: str | Image) -> Any:
     return vector / np.linalg.norm(vector)
 
 
-@pytest.fixture
-def server(shoal_server: ShoalServer) -> Server:
-    return shoal_server(["embedder=fake:", "reranker=fake:labels=1", "classifier=fake:labels=3"])
+@pytest.fixture(scope="module")
+def server(shared_server: ShoalServer) -> Server:
+    return shared_server(["embedder=fake:", "reranker=fake:labels=1", "classifier=fake:labels=3"])
 
 
-@pytest.fixture
-def pictures(shoal_server: ShoalServer) -> Server:
-    return shoal_server(["embedder=fake:", "clip=fake:images=1"])
+@pytest.fixture(scope="module")
+def pictures(shared_server: ShoalServer) -> Server:
+    return shared_server(["embedder=fake:", "clip=fake:images=1"])
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.integration.server_kit import Server, ShoalServer, environment
@@ -24,16 +25,22 @@ def listed(server: Server, *flags: str, **environ: str) -> dict[str, dict[str, A
     return {one["name"]: one for one in json.loads(result.stdout)}
 
 
+def tabled(folder: Path, name: str) -> None:
+    """The settings of the servers in `folder` have a model of eight numbers by this name, for clients to load."""
+    (folder / "shoal.toml").write_text(f'[models."{name}"]\nbackends = ["fake:dimension=8"]\n')
+
+
 def done(result: subprocess.CompletedProcess[str]) -> str:
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
-def test_a_model_comes_and_goes(shoal_server: ShoalServer) -> None:
+def test_a_model_comes_and_goes(shoal_server: ShoalServer, tmp_path: Path) -> None:
     """Loaded beside the first one, listed, used, unloaded; what is done twice is said and no failure."""
+    tabled(tmp_path, "second")
     server = shoal_server(["fake:"])
-    assert done(shoal(server, "load", "fake:dimension=8#second")) == "fake:dimension=8#second is loaded\n"
-    assert done(shoal(server, "load", "fake:dimension=8#second")) == "fake:dimension=8#second was loaded already\n"
+    assert done(shoal(server, "load", "second")) == "second is loaded\n"
+    assert done(shoal(server, "load", "second")) == "second was loaded already\n"
     status, _, body = server.request("POST", "/v1/embeddings", {"model": "second", "input": "Hello"})
     assert (status, len(json.loads(body)["data"][0]["embedding"])) == (200, 8)
     found = listed(server)
@@ -41,23 +48,27 @@ def test_a_model_comes_and_goes(shoal_server: ShoalServer) -> None:
     assert found["second"]["last_used"] > 0
     assert done(shoal(server, "unload", "second")) == "second is unloaded\n"
     assert done(shoal(server, "unload", "second")) == "second was not loaded\n"
+    refused = shoal(server, "unload", "nobody")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "'nobody' does not exist" in refused.stderr
     assert set(listed(server)) == {"fake"}
 
 
 def test_a_server_that_started_with_nothing(shoal_server: ShoalServer) -> None:
-    """It is ready, says how to go on, and takes a model."""
+    """It is ready, says how to go on, and loads by name; a scripted model is for the operator alone."""
     server = shoal_server([], "--no-default-model")
     assert listed(server) == {}
     assert f"shoal load NAME --url {server.base_url}" in server.log.read_text()
-    assert done(shoal(server, "load", "fake:#only")) == "fake:#only is loaded\n"
-    assert done(shoal(server, "ps")).splitlines()[1].split()[:3] == ["only", "fake", "loaded"]
-    assert server.request("POST", "/v1/embeddings", {"model": "only", "input": "Hello"})[0] == 200
+    refused = shoal(server, "load", "fake:labels=30000000")
+    assert refused.returncode == 1
+    assert "fake: addresses are for the operator alone" in refused.stderr
+    assert listed(server) == {}
 
 
 def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
     """A name that nothing may have, a folder, a model that does not exist; the server goes on."""
     server = shoal_server(["fake:"])
-    for name in ("..", "a/../../b", "file:/etc", "x" * 300, "sse"):
+    for name in ("..", "a/../../b", "file:/etc", "fake:labels=30000000", "x" * 300, "sse"):
         for verb in ("load", "unload"):
             result = shoal(server, verb, name)
             assert result.returncode == 1, (verb, name, result.stdout)
@@ -69,14 +80,15 @@ def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
     assert set(listed(server)) == {"fake"}
 
 
-def test_an_admin_key_is_asked_for(shoal_server: ShoalServer) -> None:
+def test_an_admin_key_is_asked_for(shoal_server: ShoalServer, tmp_path: Path) -> None:
     """Whoever may use models may look at them; loading takes the admin key, which the command takes from its
     settings."""
     keys = {"SHOAL_API_KEY": "user", "SHOAL_ADMIN_KEY": "boss"}
+    tabled(tmp_path, "second")
     server = shoal_server(["fake:"], env=keys)
     assert set(listed(server, SHOAL_API_KEY="user")) == {"fake"}
-    refused = shoal(server, "load", "fake:#second", SHOAL_API_KEY="user")
+    refused = shoal(server, "load", "second", SHOAL_API_KEY="user")
     assert refused.returncode == 1
     assert "answered 403" in refused.stderr
     assert "answered 401" in shoal(server, "ps").stderr
-    assert done(shoal(server, "load", "fake:#second", **keys)) == "fake:#second is loaded\n"
+    assert done(shoal(server, "load", "second", **keys)) == "second is loaded\n"

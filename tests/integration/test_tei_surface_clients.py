@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from tests.integration.server_kit import Server, ShoalServer, wait_until
 
 MODELS = ["embedder=fake:vectors=dense+tokens:dimension=8", "splade=fake:vectors=sparse", "ranker=fake:labels=1"]
@@ -24,10 +24,10 @@ FLAGS = ["--as", "tei", "--max-client-batch-size", "64", "--auto-truncate", "--j
 TEXT = "Today is a sunny day and I will get some ice cream."
 
 
-@pytest.fixture
-def server(shoal_server: ShoalServer) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(shared_server: ShoalServer) -> Iterator[Server]:
     """One of every kind at once, each route with its own default."""
-    yield shoal_server([*MODELS, "classifier=fake:labels=3"], *FLAGS)
+    yield shared_server([*MODELS, "classifier=fake:labels=3"], *FLAGS)
 
 
 def unit(text: str) -> Any:
@@ -147,8 +147,9 @@ def test_the_original_s_curl_lines(server: Server) -> None:
     assert set(sparse[0][0]) == {"index", "value"}
 
 
-def test_its_metrics(server: Server) -> None:
+def test_its_metrics(shoal_server: ShoalServer) -> None:
     """They stand beside Shoal's own, for dashboards that are there."""
+    server = shoal_server([*MODELS, "classifier=fake:labels=3"], *FLAGS)
     posted(server, "/embed", {"inputs": ["a", "b"]})
     posted(server, "/predict", {"inputs": "a"})
     _, _, content = server.request("GET", "/metrics")

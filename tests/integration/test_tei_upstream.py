@@ -7,9 +7,9 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class TestJoining:
             for at, text in enumerate(texts):
                 status, _, body = asked[at].result()
                 if at in bad:
-                    assert status in (413, 422, 424)
+                    assert status in (413, 422, 502)
                 else:
                     assert status == 200
                     assert np.allclose(json.loads(body), [dense_of(text)], atol=1e-6)
@@ -71,7 +71,7 @@ class TestJoining:
             for kind in ("short", "empty", "html"):
                 fake.change(misbehaves=kind)
                 status, _, body = embed(server, ["a", "b"])
-                assert status == 424
+                assert status == 502
                 assert json.loads(body)["error_type"] == "Backend"
             fake.change(misbehaves="")
             assert embed(server, ["a", "b"])[0] == 200
@@ -159,8 +159,8 @@ class TestServing:
             fake_process("--api-key", "sesame") as fake,
             running(tmp_path, f"m={fake.address}", wait=False) as server,
         ):
-            eventually(lambda: "upstream_api_key" in server.log.read_text())
-            assert server.request("GET", "/health/ready")[0] == 503
+            assert server.process.wait(30) == 1  # its only model can never be served
+            assert "upstream_api_key" in server.log.read_text().splitlines()[-1]
 
     def test_several_servers_under_one_name(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """6. When one dies in the middle of its calls, the other answers; it serves again when it is back, with the
@@ -184,7 +184,7 @@ class TestServing:
     def test_a_text_that_kills_its_server(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """Its request fails, and so does nothing that comes when the server is back."""
         with running(tmp_path, f"m={fake.address}", flags=("--embed-timeout-s", "2")) as server:
-            assert embed(server, "die-item")[0] in (424, 503, 504)
+            assert embed(server, "die-item")[0] in (502, 503, 504)
             eventually(lambda: server.request("GET", "/health/ready")[0] == 503)
             fake.kill()
             fake.start()
@@ -204,23 +204,28 @@ class TestServing:
     def test_a_slow_server_is_a_504_at_the_deadline(self, tmp_path: Path, fake: FakeProcess) -> None:
         """9. The one deadline of the request; the call is broken off there."""
         with running(tmp_path, f"m={fake.address}", flags=("--embed-timeout-s", "0.5")) as server:
-            began = time.monotonic()
             status, _, _ = embed(server, "slow-item")
             assert status in (503, 504)
-            assert time.monotonic() - began < 5
             eventually(lambda: fake.told()["aborted"] == 1 and fake.told()["in_flight"] == 0)
 
     def test_callers_who_leave_cost_nothing_more(self, tmp_path: Path, fake: FakeProcess) -> None:
         """12. Their call is broken off, and what they had waiting is never sent."""
+        fake.change(slow_ms=60_000)
         with running(tmp_path, f"m={fake.address}") as server:
-            callers: list[socket.socket] = [ask(server, "/embed", {"inputs": [f"slow-item {at}"]}) for at in range(8)]
-            eventually(lambda: fake.told()["in_flight"] == 2)
+            callers: list[socket.socket] = []
+            for running_calls in (1, 2, 2, 2, 2, 2, 2, 2):  # one after the other: together they would share a call
+                callers.append(ask(server, "/embed", {"inputs": [f"slow-item {len(callers)}"]}))
+                eventually(partial(fake.runs, running_calls))
             sent = fake.told()["inputs"]
-            for caller in callers:
+            eventually(lambda: metric(server, "shoal_queue_items") == 6)
+            for caller in callers[2:]:
+                caller.close()
+            eventually(lambda: metric(server, "shoal_queue_items") == 0)
+            for caller in callers[:2]:
                 caller.close()
             eventually(lambda: fake.told()["in_flight"] == 0)
-            assert fake.told()["aborted"] == 2
-            assert fake.told()["inputs"] == sent
+            told = fake.told()
+            assert (told["aborted"], told["inputs"]) == (2, sent), told
             assert embed(server, "after")[0] == 200
             eventually(lambda: metric(server, "shoal_queue_items") == 0)
 
@@ -245,11 +250,11 @@ class TestShoalBehind:
             found = np.concatenate([rows_of(one.result()) for one in asked])
             assert np.allclose(found, rows_of(embed(behind, texts, **options)), atol=1e-6)
         status, _, body = embed(front, ["fine", "poison-item"])
-        assert status == 424
+        assert status == 502
         assert b"poison" not in body
         asked = [pool.submit(embed, front, text) for text in (*texts, "poison-item")]
-        assert sorted({one.result()[0] for one in asked}) == [200, 424]
-        assert [one.result()[0] for one in asked].count(424) == 1
+        assert sorted({one.result()[0] for one in asked}) == [200, 502]
+        assert [one.result()[0] for one in asked].count(502) == 1
 
     @pytest.mark.parametrize("pair", ["fake:labels=1"], indirect=True)
     def test_scores_are_the_same(self, pair: tuple[Server, Server]) -> None:
@@ -294,7 +299,7 @@ async def test_a_thousand_at_once(tmp_path: Path) -> None:
             pool.close()
             told = await asyncio.to_thread(fake.told)
     assert [at for at, reply in enumerate(found) if reply.status != 200] == [500]
-    assert found[500].status == 424
+    assert found[500].status == 502
     for text, reply in zip(texts[:50], found, strict=False):
         assert np.allclose(json.loads(bytes(reply.body or b"")), [dense_of(text)], atol=1e-6)
     assert told["most_in_flight"] == 4

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.backends.triton.state import process_start
 from tests.integration.server_kit import Server, ShoalServer
-from tests.integration.triton_app_kit import TINY, Traffic, ask, embeddings, hub_of, logged, serving, until, vectors
+from tests.integration.triton_app_kit import TINY, Traffic, embeddings, hub_of, logged, serving, until, vectors
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_home
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
@@ -84,16 +84,14 @@ def test_one_of_somebody_else(own_triton: OwnTriton, tmp_path: Path) -> None:
 
 
 def test_one_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
-    """Shoal starts, is alive, says what it waits for, and serves when it comes."""
+    """Shoal starts, is alive, logs what it waits for, and serves when it comes."""
     port = free_port()
     server = shoal_server([f"triton://127.0.0.1:{port}#near_free"], wait=False)
     until(lambda: server.request("GET", "/health/ready")[0] == 503, what="its answer")
-    until(lambda: str(port) in str(ask(server, "GET", "/v1/models")[2]), what="the reason")
+    until(lambda: f"waiting for triton://127.0.0.1:{port}#near_free: " in server.log.read_text(), what="the reason")
     assert server.request("GET", "/health/live")[0] == 200
-    began = time.monotonic()
     status, _, answer = embeddings(server, "near_free", "a", **{"x-request-timeout": 2})
     assert status == 503, answer
-    assert time.monotonic() - began < 10
     triton: Triton = own_triton(grpc_port=port)
     until(server.ready, what="readiness")
     assert vectors(server, "near_free", "a").shape == (1, 1024)
@@ -104,8 +102,7 @@ def test_a_whole_server_that_comes_late(own_triton: OwnTriton, shoal_server: Sho
     """An address that names no model: not ready until the server says what it has."""
     port = free_port()
     server = shoal_server([f"triton://127.0.0.1:{port}"], wait=False)
-    time.sleep(1)
-    assert server.request("GET", "/health/ready")[0] == 503
+    until(lambda: server.request("GET", "/health/ready")[0] == 503, what="its answer")
     own_triton(grpc_port=port).load("near_free")
     until(lambda: embeddings(server, "near_free", "a")[0] == 200, what="the first answer")
     assert server.ready()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.models.address import parse_address
+from shoal.backends import parse_address
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.sources.pins import DEFAULT_MODEL
@@ -65,7 +65,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(home: Path, hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Nothing is named: the default model, on a Triton of its own."""
-    env = {"SHOAL_HOME": str(home), "HF_ENDPOINT": hub}
+    env = {"SHOAL_HOME": str(home), "HF_ENDPOINT": hub, "SHOAL_TOKEN_IDS": "accept"}
     with serving(tmp_path_factory.mktemp("triton"), [], "--triton", env=env) as running:
         yield running
 
@@ -75,7 +75,7 @@ def local(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     """The same model by the local engine: as `f32`, and as `fast` in the precision that this processor is best at."""
     config = '[models.f32]\nprecision = "f32"\n[models.fast]\nprecision = "auto"\n'
     addresses = [f"f32={DEFAULT_MODEL}", f"fast={DEFAULT_MODEL}"]
-    env = {"SHOAL_HOME": str(home)}
+    env = {"SHOAL_HOME": str(home), "SHOAL_TOKEN_IDS": "accept"}
     with serving(tmp_path_factory.mktemp("local"), addresses, env=env, config=config) as running:
         yield running
 
@@ -105,6 +105,7 @@ def test_it_runs_on_triton(server: Server) -> None:
     assert (answer["backend"], answer["dimension"], answer["precision"]) == ("triton", 384, "f32"), answer
     before = counted(server)
     vectors(server, MODEL, TEXTS[:3])
+    until(lambda: counted(server) >= before + 3, what="Triton's own count, which follows its answer")
     assert counted(server) == before + 3
 
 
@@ -267,9 +268,9 @@ class PulledDoor(CommandDoor):
     """Put into the repository, and loaded there, by a process that has no server of Shoal's."""
 
     def environ(self) -> dict[str, str]:
-        ports = re.findall(r"is ready at (127\.0\.0\.1:\d+)", logged(self.server))
+        sockets = re.findall(r"is ready at (/[^\s,]+)", logged(self.server))
         repository = self.home / "triton" / "repository"
-        found = {"SHOAL_HOME": str(self.home), "SHOAL_TRITON_URL": ports[-1]}
+        found = {"SHOAL_HOME": str(self.home), "SHOAL_TRITON_URL": f"triton://{sockets[-1]}"}
         return {**found, "SHOAL_TRITON_REPOSITORY": str(repository), "SHOAL_TRITON_PLATFORM": "python"}
 
     def load(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.engine import Target
+from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.llm import TritonGenerator
 from shoal.backends.triton.llm_request import Adapter, Words
 from shoal.backends.triton.llm_schema import LlmSchema
@@ -27,7 +27,7 @@ from shoal.errors import DeadlineExceeded, EngineFailed
 from shoal.types import Context, Sampling
 from tests.integration.triton_kit import PATIENCE_S, Triton
 from tests.integration.triton_models import WEIGHTS
-from tests.unit.triton.kit import grpc_in_use, until
+from tests.unit.backends.triton.open.kit import grpc_in_use, until
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 
@@ -63,7 +63,7 @@ async def opened(loaded: Triton) -> AsyncIterator[Open]:
         made: list[TritonGenerator] = []
 
         async def open_(model: str, adapters: Mapping[str, Adapter] | None = None) -> TritonGenerator:
-            target = Target(client=client, control=Control(client), address=f"triton://{loaded.url}", model=model)
+            target = Endpoint(client=client, control=Control(client), address=f"triton://{loaded.url}", model=model)
             schema = await target.find()
             assert isinstance(schema, LlmSchema)
             made.append(TritonGenerator(target, model, schema=schema, words=WORDS, adapters=adapters, serving=True))
@@ -186,16 +186,14 @@ def heard(loaded: Triton, kind: str, word: str) -> list[str]:
     ("model", "kind"), [("talker_vllm", "vllm"), ("talker_ensemble", "bls"), ("talker_llmapi", "llmapi")]
 )
 async def test_a_reader_that_leaves_ends_the_work(loaded: Triton, opened: Open, model: str, kind: str) -> None:
-    """Within a second: by the call's end, or, since that does not reach a running step of an ensemble, by the engine
+    """By the call's end, or, since that does not reach a running step of an ensemble, by the engine
     being told the request's id."""
     generator = await opened(model)
     before = set(heard(loaded, kind, "cancelled"))
     stops = set(heard(loaded, kind, "stopped"))
     async with aclosing(generator.generate(Prompt(text="count=600 delay_ms=20"), Sampling(), soon())) as pieces:
         assert (await anext(pieces)).text == "w0 "
-    left = time.monotonic()
     await until(lambda: len(set(heard(loaded, kind, "cancelled")) - before) == 1)
-    assert time.monotonic() - left < 1.0
     [ended] = set(heard(loaded, kind, "cancelled")) - before
     if kind != "vllm":
         await until(lambda: set(heard(loaded, kind, "stopped")) - stops == {ended})

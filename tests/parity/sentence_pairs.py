@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from shoal.core.similarity import cosines, max_sims
-from shoal.models.verify import min_cosine
+from shoal.models.convert.samples import SENTENCE_PAIRS
+from shoal.models.convert.verify import min_cosine
 from shoal.types import Array, SparseVector
 
-FILE = Path(__file__).parent.parent / "fixtures" / "sentence_pairs.tsv"
-PAIRS = [(first, second) for first, second in (line.split("\t") for line in FILE.read_text().splitlines())]
+PAIRS = list(SENTENCE_PAIRS)
 FIRSTS, SECONDS = [first for first, _ in PAIRS], [second for _, second in PAIRS]
 GROUPS = {first: [second for _, second in pairs] for first, pairs in groupby(PAIRS, key=lambda pair: pair[0])}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.config.settings import Settings
 from shoal.errors import InvalidValue
-from shoal.llm.chat import chat_pipeline
 from shoal.pipelines.chat.detokenize import Detokenizer
-from shoal.settings import Settings
 from shoal.types import Generate, Message, Tool, ToolCall
 from tests.fixtures import tiny_llama
 from tests.fixtures.chat_templates import FAMILIES

@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from shoal.backends import parse_address
+from shoal.backends.local.open import Local, open_local, prepare_local
+from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared, VectorSet
 from shoal.errors import Cancelled, ModelFileError, ShoalError, SourceError
-from shoal.local import Local, open_local, prepare_local
-from shoal.models.address import parse_address
+from shoal.models.convert.verify import min_cosine
 from shoal.models.progress import Progress, Stop
 from shoal.models.store import Store, Stored
-from shoal.models.verify import min_cosine
-from shoal.settings import Settings
 from shoal.types import Array, Classify, Embed, Item, VectorKind
 from tests.parity import head_models as made
 from tests.parity.reference_models import CASES, LONGEST, _tokenizer, write
@@ -325,8 +325,8 @@ def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["int8", "fp16"])
 def test_an_exported_graph_has_variants(tmp_path: Path, variant: str) -> None:
     """Random weights of 32 dimensions bear little: what counts is that they are found and made smaller."""
+    from shoal.models.convert.variants import make_variant
     from shoal.models.store import Store
-    from shoal.models.variants import make_variant
 
     model = stored(other("modernbert", tmp_path), tmp_path / "home")
     made_here = make_variant(model, variant, store=Store(tmp_path / "home"))  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.backends import parse_address
+from shoal.backends.local.open import Local, open_local
+from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared
-from shoal.local import Local, open_local
-from shoal.models.address import parse_address
-from shoal.models.convert import convert
-from shoal.models.verify import verify
-from shoal.settings import Settings
+from shoal.models.convert.convert import convert
+from shoal.models.convert.verify import verify
 from shoal.types import Array, Batched, Classify, Item, Rerank
 from tests.parity.reference_models import CLASSIFIERS, CROSS_CASES, LONGEST, CrossCase, write_cross
 from tests.unit.models.engines import RUNS

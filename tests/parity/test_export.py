@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shoal.errors import ModelFileError
-from shoal.models.convert import convert
-from shoal.models.export import Exported, export
-from shoal.models.verify import verify
+from shoal.models.convert.convert import convert
+from shoal.models.convert.export import Exported, export
+from shoal.models.convert.verify import verify
 from tests.parity.reference_models import CASES, write
 from tests.parity.test_reference import TEXTS
 from tests.parity.test_torch import OTHERS, close, feeds, other, reference

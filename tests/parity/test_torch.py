@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, opener
 from shoal.core.protocols import Engine
 from shoal.errors import InputRejected
-from shoal.models.contract import read_contract
-from shoal.models.contract.spec import text_spec
-from shoal.models.verify import min_cosine
+from shoal.models.convert.contract import read_contract
+from shoal.models.convert.contract.spec import text_spec
+from shoal.models.convert.verify import min_cosine
 from shoal.specs import LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
 from shoal.types import Array
 from tests.contract.engines.tiny import batch

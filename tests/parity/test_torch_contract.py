@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.backends import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, opener
 from shoal.core.protocols import Engine
 from shoal.specs import LayerSpec, PartsSpec
 from tests.contract.engines.test_engines import *  # noqa: F403 - the contract's tests, with the fixtures below

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from shoal.backends import EngineOptions
-from shoal.backends._ports import Port, least_cosine
+from shoal.backends import parse_address
+from shoal.backends.local.engines import EngineOptions
+from shoal.backends.local.open import open_local
+from shoal.backends.local.precision import compare
+from shoal.backends.local.tensor_inputs import Port
+from shoal.config.settings import Settings
 from shoal.errors import ModelFileError, VerificationFailed
-from shoal.local import open_local
-from shoal.models.address import parse_address
-from shoal.models.as_published import check_folder
-from shoal.models.convert import Converted, convert
-from shoal.settings import Settings
+from shoal.models.convert.as_published import check_folder
+from shoal.models.convert.convert import Converted, convert
 from shoal.specs import PartsSpec
 from shoal.types import Array
 from tests.parity.test_torch import infer, opened
@@ -147,23 +148,23 @@ async def test_other_weights_than_were_stored_are_refused(tmp_path: Path) -> Non
 
 def test_late_interaction_is_compared_before_it_takes_16_bits(tmp_path: Path) -> None:
     """By the vectors of its tokens: it has no others."""
-    from shoal.backends.torch import engine as module
-    from shoal.backends.torch.network import Network
+    from shoal.backends.local.torch import engine as module
+    from shoal.backends.local.torch.network import Network
 
     folder, converted = model("stanford", tmp_path)
     spec = converted.spec
     ports = tuple(Port(name, np.dtype(np.int64), (None, None)) for name in spec.inputs)
     options = EngineOptions(spec=spec, max_length=20, samples=[feeds_of(spec.inputs)])
     exact, half = (module._rows(Network(folder, spec, name, "cpu"), ports, options) for name in ("f32", "bf16"))
-    assert [len(rows) for rows in exact] == [int(MASK.sum())]
-    assert 0.9 < least_cosine(exact, half) < 1.0
+    assert [len(rows) for batch in exact for rows in batch.values()] == [int(MASK.sum())]
+    assert 0.9 < compare(exact, half, spec)["low_cosine"] < 1.0
 
 
 async def test_it_is_compared_with_the_reference_before_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the address: what it found is told; a network that computes something else does not serve."""
-    from shoal.backends.torch.heads import Heads
+    from shoal.backends.local.torch.heads import Heads
 
     made.m3(tmp_path / "model", "bert")
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")

@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends import EngineOptions, opener
-from shoal.backends._ports import Port
+from shoal.backends import parse_address
+from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.open import open_local
+from shoal.backends.local.tensor_inputs import Port
+from shoal.config.settings import Settings
 from shoal.core.protocols import CostModel, Prepared
 from shoal.errors import ConfigError, InputRejected, ModelFileError
-from shoal.local import open_local
-from shoal.models.address import parse_address
-from shoal.models.verify import min_cosine
-from shoal.pipelines.text import TextPipeline
-from shoal.settings import Settings
+from shoal.models.convert.verify import min_cosine
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import ScoreSpec
 from shoal.types import Embed
 from tests.contract.engines.tiny import batch
@@ -127,8 +127,8 @@ from pathlib import Path
 seen = []
 FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
-from shoal.backends import EngineOptions, opener
-from shoal.backends._ports import Port
+from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.tensor_inputs import Port
 from shoal.specs import TextSpec
 import numpy as np
 
@@ -167,7 +167,7 @@ def test_loading_and_running_contacts_nobody(tmp_path: Path) -> None:
 async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: bool) -> None:
     """What a GPU does at load: fp16 or bf16 as long as the samples agree with f32, an outcome that is kept, and f32 for
     a model that does not survive them; a checkpoint of 16 bits runs as it was published."""
-    from shoal.backends.torch import engine as module
+    from shoal.backends.local.torch import engine as module
 
     monkeypatch.setattr(module._Device, "cuda", property(lambda self: True))
     spec, options = TinyBert(tmp_path).spec, {"samples": [batch(4, 8), batch(30, 12)]}
@@ -181,11 +181,10 @@ async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest
         return module._load(tmp_path, spec, ports, given)
 
     found = await asyncio.to_thread(load)
-    assert found.network.precision == ("fp16" if module._agrees(found.checked) else "f32")
+    assert found.network.precision == ("fp16" if found.checked.agrees else "f32")
     kept = await asyncio.to_thread(load, checked=found.checked)
     assert (kept.network.precision, kept.reason) == (found.network.precision, found.reason)
-    monkeypatch.setattr(module, "MIN_COSINE", 1.1)
-    monkeypatch.setattr(module, "MAX_DIFFERENCE", -1.0)
+    monkeypatch.setattr(module, "compare", lambda *_: {"mean_cosine": 0.5})
     exact = await asyncio.to_thread(load)
     assert exact.network.precision == "f32"
     assert "bf16" in exact.checked.key

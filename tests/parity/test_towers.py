@@ -26,13 +26,13 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import ModelFileError
-from shoal.models.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_contrast, read_towers
-from shoal.models.graphs.towers import build_text_tower
-from shoal.models.graphs.vision import build_image_tower
-from shoal.models.tower_reference import embed_pictures, embed_texts
-from shoal.models.verify import min_cosine
-from shoal.pipelines.text import TextPipeline
-from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_contrast, read_towers
+from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.graphs.towers import build_text_tower
+from shoal.models.convert.graphs.vision import build_image_tower
+from shoal.models.convert.verify import min_cosine
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
 from tests.unit.models.engines import RUNS
 

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from shoal.backends.fake import FakeScript
-from shoal.core.batched import BatchedRunner
+from shoal.backends.fake.model import FakeScript
 from shoal.core.gateway import Gateway
+from shoal.core.lane_runner import BatchedRunner
 from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
+from shoal.http.openapi import OpenApi
 from shoal.specs import ContrastSpec
 from shoal.surfaces import SURFACES, Options, build_app
-from shoal.surfaces.openapi import OpenApi
 from shoal.types import TaskKind
 from tests.surfaces.surface_kit import Server
 from tests.unit.core.lanes import make_lane

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.core.gateway import Gateway
-from shoal.core.lifecycle import Entry, Fetched, Lifecycle, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, Fetched, Lifecycle, LoadOptions, Plan, Report
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.registry import Registry
 from shoal.errors import AddressError, Forbidden, InvalidValue, ShoalError
@@ -30,6 +30,7 @@ class Scripted:
     removal: ShoalError | None = None
     listed: list[Entry] = field(default_factory=list)
     listing_hangs: bool = False
+    precision: str = ""
     fetched: set[str] = field(default_factory=set)
     touched: list[tuple[str, str]] = field(default_factory=list)
     options: list[LoadOptions] = field(default_factory=list)
@@ -56,7 +57,9 @@ class Scripted:
         self.options.append(plan.options)
         await self._work("open", plan.name)
         self.fetched.add(plan.name)
-        facts = ModelFacts(source=plan.source, backend="openvino", tasks=("embed",), dimension=4)
+        facts = ModelFacts(
+            source=plan.source, backend="openvino", tasks=("embed",), dimension=4, precision=self.precision
+        )
         self.runners[plan.name] = Told(facts=facts)
         return self.runners[plan.name]
 
@@ -115,13 +118,13 @@ class Living:
 
 
 @asynccontextmanager
-async def living(loader: Scripted | None = None, **options: Any) -> AsyncIterator[Living]:
+async def living(loader: Scripted | None = None, *, keep_alive_s: float = 0.0, **options: Any) -> AsyncIterator[Living]:
     loader = loader or Scripted()
     hold, loader.hold = loader.hold, None
     error, loader.error = loader.error, None
     registry = Registry()
     gateway = Gateway(registry)
-    gateway.lifecycle = lifecycle = Lifecycle(registry, loader)
+    gateway.lifecycle = lifecycle = Lifecycle(registry, loader, keep_alive_s=keep_alive_s)
     await lifecycle.add(loader.resolve(MODEL, LoadOptions())).wait()
     loader.hold, loader.error = hold, error
     loader.touched.clear()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.fake import tokens_of, vector_of
+from shoal.backends.fake.model import tokens_of, vector_of
 from shoal.types import Image
 from tests.surfaces.family_kit import DIMENSION
 

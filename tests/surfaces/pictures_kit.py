@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from shoal.fetching.fetcher import Fetcher
+from shoal.http.fetching.fetcher import Fetcher
 from shoal.surfaces import Pictures
 
 ONE, TWO = "https://pictures.example/one.png", "http://pictures.example/two.png"

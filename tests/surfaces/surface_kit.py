@@ -186,18 +186,23 @@ class Exchange:
 
 
 def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
-    """`path` may end in a query."""
+    """`path` may end in a query. A request of HTTP/1.1, which has a Host, unless `more` says otherwise."""
+    headers = headers if "http_version" in more else {"host": "127.0.0.1:8080", **headers}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
-    return {**scope, "client": ("127.0.0.1", 5000), **more}
+    return {**scope, "http_version": "1.1", "client": ("127.0.0.1", 5000), **more}
 
 
-def serve(runner: Told | None = None, *, observer: Observer | None = None, **options: Any) -> Server:
-    """A server whose model is ready; without a runner, one that answers."""
+def serve(
+    runner: Told | None = None, *, observer: Observer | None = None, aliases: tuple[str, ...] = (), **options: Any
+) -> Server:
+    """A server whose model is ready, by these names as well; without a runner, one that answers."""
     runner = runner or Told()
     registry = Registry()
-    model = Model(name=MODEL, aliases=("mini", "sentence-transformers/all-MiniLM-L6-v2"), created=1_700_000_000)
+    model = Model(
+        name=MODEL, aliases=("mini", "sentence-transformers/all-MiniLM-L6-v2", *aliases), created=1_700_000_000
+    )
     registry.add(model)
     model.loaded(runner)
     gateway = Gateway(registry, observer)

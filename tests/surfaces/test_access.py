@@ -11,15 +11,14 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
 from shoal.core.registry import Registry
 from shoal.errors import ShoalError
+from shoal.http.errors import OpenAIError, render_error
 from shoal.surfaces import Options, Reply, Request, build_app
-from shoal.surfaces._wire import OpenAIError
-from shoal.surfaces.openai import render_error
 from tests.surfaces.life_kit import living
 from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
 from tests.surfaces.surface_kit import Exchange as Exchanged
 
 ASK = {"input": "ab", "model": MODEL}
-PUBLIC = {"/health", "/health/live", "/health/ready", "/ping"}
+PUBLIC = {"/health", "/v1/health", "/health/live", "/health/ready", "/ping"}
 
 
 def test_public_routes_are_few() -> None:
@@ -229,7 +228,9 @@ async def manage(
     exchange = Exchanged([b"{}"])
     sent = {"host": "localhost:8080", "content-type": "application/json"}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    scope = request_scope(method, path, {name: value for name, value in sent.items() if value != "-"}, client=client)
+    sent = {name: value for name, value in sent.items() if value != "-"}
+    more = {} if "host" in sent else {"http_version": "1.0"}
+    scope = request_scope(method, path, sent, client=client, **more)
     await app(scope, exchange.receive, exchange.send)
     return exchange.answer()
 
@@ -259,9 +260,6 @@ async def test_keyless_admin_from_this_machine(changed: dict[str, Any]) -> None:
         {"client": ("not an address", 1)},
         {"host": "evil.example"},
         {"host": "-"},
-        {"forwarded": "for=1.2.3.4"},
-        {"x_forwarded_for": "1.2.3.4"},
-        {"x_real_ip": "1.2.3.4"},
         {"origin": "https://evil.example"},
         {"origin": "http://localhost:3000"},
         {"origin": "null"},
@@ -277,6 +275,37 @@ async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
     """Whatever another machine, a proxy or another site can send is refused."""
     answer = await manage(**changed)
     assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Client-Cert"),
+        *("X-Real-IP", "X-Client-IP", "True-Client-IP", "X-Cluster-Client-IP", "X-Original-Forwarded-For", "CDN-Loop"),
+        *("CF-Connecting-IP", "CF-Ray", "CF-Visitor", "Fastly-Client-IP", "Fly-Client-IP", "DO-Connecting-IP"),
+        *("X-Envoy-External-Address", "X-Envoy-Expected-Rq-Timeout-Ms", "X-Amzn-Trace-Id", "X-Amz-Cf-Id"),
+        *(
+            "X-Azure-ClientIP",
+            "X-AppEngine-User-IP",
+            "X-Cloud-Trace-Context",
+            "X-Vercel-Id",
+            "X-NF-Client-Connection-IP",
+        ),
+        *("Ngrok-Auth-User-Email", "Tailscale-User-Login", "X-ProxyUser-Ip", "WL-Proxy-Client-IP", "Client-IP"),
+        *("X-Forwarded", "X-Forwarder-For", "X-Goog-IAP-JWT-Assertion", "X-Original-URL", "Proxy-Connection"),
+    ],
+)
+async def test_keyless_admin_behind_a_proxy(name: str) -> None:
+    """Whatever marks a proxy ends it, even if empty; with an admin key, and for users, it changes nothing."""
+    field = name.lower().replace("-", "_")
+    for value in ("1.2.3.4", ""):
+        answer = await manage(**{field: value})
+        assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert name.lower() in answer.json()["error"]["message"]
+        assert "--admin-key-file" in answer.json()["error"]["message"]
+        keyed: dict[str, Any] = {"options": {"admin_key": ("root",)}, "authorization": "Bearer root"}
+        assert (await manage(**keyed, **{field: value})).status == 200
+    assert (await serve().call("POST", "/v1/embeddings", ASK, headers={name: "1.2.3.4"})).status == 200
 
 
 ADMIN = {

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.backends.fake.model import FakeScript
 from shoal.core.gateway import Gateway
+from shoal.core.lane_runner import BatchedRunner
 from shoal.core.registry import Model, Registry
 from shoal.errors import (
     DeadlineExceeded,
@@ -26,22 +28,26 @@ from shoal.errors import (
     Unavailable,
     UpstreamRefused,
 )
+from shoal.http.openapi import OpenApi
 from shoal.surfaces import Options, build_app, surfaces_of
-from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
-from shoal.surfaces.openapi import OpenApi
+from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.types import BatchFacts
 from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, Server, Told, request_scope, vector
+from tests.unit.core.conftest import Run, until, virtual
+from tests.unit.core.lanes import engine, make_lane
+
+__all__ = ["virtual"]  # fixtures are found by their names here
 
 DIALECT = "auto-batching-proxy"
 
 
-def proxy(runner: Told | None = None, **options: Any) -> Server:
-    """A server under the preset, whose model is ready."""
+def proxy(runner: Told | None = None, *, batched: BatchedRunner | None = None, **options: Any) -> Server:
+    """A server under the preset, whose model is ready; `batched` stands in for a runner that does as told."""
     runner = runner or Told()
     registry = Registry()
     model = Model(name=MODEL)
     registry.add(model)
-    model.loaded(runner)
+    model.loaded(batched or runner)
     gateway = Gateway(registry)
     settings = Options(**{"embed_dialect": DIALECT, "max_inputs": 32, **options})
     surfaces = surfaces_of(settings)
@@ -86,7 +92,7 @@ class _Flush(Told):
     [
         (
             "full",
-            {"batch_id": 42, "batch_type": "max_batch_size", "batch_size": 7, "inference_time_ms": 3.75},
+            {"batch_id": 42, "batch_type": "max_batch_size", "batch_size": 3, "inference_time_ms": 3.75},
         ),
         *(
             (
@@ -94,7 +100,7 @@ class _Flush(Told):
                 {
                     "batch_id": 42,
                     "batch_type": "max_wait_time_ms",
-                    "batch_size": 7,
+                    "batch_size": 3,
                     "batch_wait_time_ms": 1,
                     "inference_time_ms": 3.75,
                 },
@@ -105,12 +111,32 @@ class _Flush(Told):
 )
 async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
     """On demand, the keys in their order; the wait is the real one, and only told where the batch was not full."""
-    facts = msgspec.structs.replace(FACTS, flush=flush)
+    facts = msgspec.structs.replace(FACTS, flush=flush, requests=3)
     answer = await proxy(_Flush(facts), batch_info=True).call("POST", "/embed", {"inputs": ["a"]})
     told = answer.json()
     assert list(told) == ["embeddings", "batch_info"]
     assert told["batch_info"] == expected
     assert list(told["batch_info"]) == list(expected)
+
+
+def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
+    """Requests are counted: those with the same text as well, though it is computed once, and one with a text twice
+    once."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=20, dimension=4))
+        server = proxy(batched=BatchedRunner(lane, Told().facts), batch_info=True)
+        first = asyncio.create_task(server.call("POST", "/embed", {"inputs": ["first"]}))
+        await until(lambda: bool(engine(lane).running))
+        asked = [["same"], ["same"], ["own", "own"]]
+        answers = await asyncio.gather(*(server.call("POST", "/embed", {"inputs": texts}) for texts in asked))
+        told = [(await first).json(), *(answer.json() for answer in answers)]
+        assert [each["batch_info"]["batch_size"] for each in told] == [1, 3, 3, 3]
+        assert len({each["batch_info"]["batch_id"] for each in told[1:]}) == 1
+        assert [size for size, _ in engine(lane).batches] == [1, 2]
+        await lane.aclose()
+
+    virtual(main)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +243,7 @@ class TestHealth:
         server = proxy(Told(able=False))
         server.gateway.waiting["tei+http://there"] = "connection refused"
         error = (await server.call("GET", "/health")).json()["error"]
-        assert "tei+http://there: connection refused" in error
+        assert "[address hidden]: connection refused" in error
         assert "ready" not in error
 
     async def test_a_server_that_is_waited_for(self) -> None:
@@ -226,7 +252,7 @@ class TestHealth:
         assert (await server.call("GET", "/health")).json() == {"error": "no model is served"}
         server.gateway.waiting["tei+http://there"] = "connection refused"
         answer = await server.call("GET", "/health")
-        assert (answer.status, answer.json()) == (503, {"error": "tei+http://there: connection refused"})
+        assert (answer.status, answer.json()) == (503, {"error": "[address hidden]: connection refused"})
 
     async def test_draining(self) -> None:
         """The balancer is to look elsewhere."""

@@ -52,7 +52,7 @@ async def test_an_answer(path: str) -> None:
             "prompt_tokens": 7,
             "completion_tokens": 3,
             "total_tokens": 10,
-            "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0, "audio_tokens": 0},
             "completion_tokens_details": {
                 "reasoning_tokens": 1,
                 "audio_tokens": 0,
@@ -356,6 +356,15 @@ async def test_calls_of_functions_of_old() -> None:
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
     assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_that_were_ignored(stream: bool) -> None:
+    """What the model cannot honor, and was answered without, is named."""
+    says = [Chunk(text="a", ignored=("tools", "min_p")), Chunk(finish_reason="stop")]
+    answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+    assert answer.headers["x-shoal-ignored"] == "tools, min_p"
+    assert "x-shoal-ignored" not in (await talking().call("POST", PATHS[0], ask(stream=stream))).headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of
+from shoal.backends.fake.model import scores_of, tokens_of
 from shoal.types import Item
 from tests.surfaces.family_kit import CLASSIFIER, EMBEDDER, RERANKER, family
 from tests.surfaces.surface_kit import Server
@@ -49,6 +50,20 @@ async def test_raw_and_the_default(server: Server) -> None:
     assert raw["data"][0]["probs"] == pytest.approx(scores_of(tokens_of("one"), 3, raw=True).tolist())
     single = (await server.call("POST", "/classify", {"input": "one", "model": RERANKER})).json()["data"][0]
     assert (single["label"], single["num_classes"]) == ("LABEL_0", 1)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_infinity(server: Server, raw: bool) -> None:
+    """Its client always sends `raw_scores`, and reads lists of labels with scores, the likeliest first."""
+    items: list[Item] = ["one", "two"]
+    body = {"input": items, "model": "default/not-specified", "raw_scores": raw}
+    said = (await server.call("POST", "/classify", body)).json()
+    assert (said["object"], said["model"]) == ("classify", CLASSIFIER)
+    for item, each in zip(items, said["data"], strict=True):
+        scores = scores_of(tokens_of(item), 3, raw=raw)
+        order = np.argsort(-scores, kind="stable").tolist()
+        assert [one["label"] for one in each] == [f"LABEL_{at}" for at in order]
+        assert [one["score"] for one in each] == pytest.approx([float(scores[at]) for at in order])
 
 
 async def test_many(server: Server) -> None:

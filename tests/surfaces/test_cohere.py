@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Embed, Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, SPLADE, family

@@ -206,3 +206,19 @@ def test_any_json(body: Any) -> None:
     assert answer.status in (200, 400)
     if answer.status == 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_conversation() -> None:
+    """triton-openai takes chats here, too; what has neither is told to have a prompt."""
+    answer = await talking().call("POST", PATHS[0], {"messages": [{"role": "user", "content": "hi"}]})
+    assert (answer.status, answer.json()["object"]) == (200, "chat.completion")
+    for body in ({}, {"messages": None}):
+        answer = await talking().call("POST", PATHS[0], body)
+        assert (answer.status, answer.json()["error"]["message"]) == (400, "Missing required field 'prompt'.")
+
+
+@pytest.mark.parametrize("name", ["dummy", "tgi"])
+async def test_the_name_that_hugging_face_gives(name: str) -> None:
+    """Its clients send one where they have none; any other is unknown."""
+    assert (await talking().call("POST", PATHS[0], {"model": name, "prompt": "a"})).status == 200
+    assert (await talking().call("POST", PATHS[0], {"model": f"{name}-1", "prompt": "a"})).status == 404

@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
-from shoal.surfaces import _matrices, _tei_default
+from shoal.surfaces.shared import matrices
+from shoal.surfaces.tei import default_route
 from shoal.types import Embedded, Vectors
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, family
 from tests.surfaces.surface_kit import Server
@@ -43,7 +44,7 @@ async def server() -> AsyncIterator[Server]:
 async def test_bytes_that_begin_no_character(server: Server, path: str, around: bytes, before: bytes) -> None:
     """More of them than a text is decoded in at once: not UTF-8, wherever they stand."""
     body = around % (before + b"\x80" * 600_000)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await server.call("POST", path, body=body, headers=JSON)
     assert answer.status == 400
     assert b"not UTF-8" in answer.body
@@ -93,7 +94,7 @@ async def test_refused_fields_are_not_built(server: Server, path: str, body: byt
 
 async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What surely comes to too much never reaches the model; a vector for each text is none of it."""
-    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    monkeypatch.setattr(matrices, "MOST_NUMBERS", 100 * DIMENSION)
     long = "word " * 200
     for path, body in (
         ("/embed_all", {"inputs": [long] * 8}),
@@ -110,7 +111,7 @@ async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch:
 
 async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody could know before is refused before it is written; right at the bound it is answered."""
-    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    monkeypatch.setattr(matrices, "MOST_NUMBERS", 100 * DIMENSION)
     for path, more in (("/embed_all", {}), ("/pooling", {"task": "token_embed", "model": EMBEDDER})):
         name = "input" if more else "inputs"
         right = await server.call("POST", path, {name: ["a " * 50] * 2, **more})
@@ -174,7 +175,7 @@ async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
 
 async def test_answers_of_instances_are_bounded_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be within its bounds, and all of them above what one reply holds."""
-    monkeypatch.setattr(_tei_default, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(default_route, "MOST_BYTES", 10_000)
     instances = [{"inputs": ["a b"] * 60}] * 20
     answer = await server.call("POST", "/vertex", {"instances": instances})
     assert (answer.status, answer.json()["error_type"]) == (422, "Validation")

@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
 from shoal.core.registry import Model, Registry
+from shoal.http.openapi import OpenApi, document, operations_of, template
 from shoal.surfaces import SURFACES, Front, Options, build_app
-from shoal.surfaces.openapi import OpenApi, document, operations_of, template
 from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
 from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Told, request_scope

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakeScript, tokens_of, vector_of
-from shoal.core.batched import BatchedRunner
+from shoal.backends.fake.model import FakeScript, tokens_of, vector_of
 from shoal.core.gateway import Gateway
+from shoal.core.lane_runner import BatchedRunner
 from shoal.core.registry import Model, Registry
-from shoal.surfaces import SURFACES, Options, _matrices, build_app
+from shoal.surfaces import SURFACES, Options, build_app
+from shoal.surfaces.shared import matrices
 from tests.surfaces.family_kit import EMBEDDER, SPLADE, Words, facts_of, family
 from tests.surfaces.surface_kit import MODEL, Server, Told, serve
 from tests.unit.core.lanes import make_lane
@@ -52,6 +53,8 @@ async def asked(said: dict[str, Any], *, model: str = MODEL, prompts: dict[str, 
         ({"truncate_prompt_tokens": 256}, {"truncate": True, "truncation_direction": "right"}),
         ({"truncate_prompt_tokens": 512, "truncate": False}, {"truncate": False}),
         ({"dimensions": 3, "output_dimension": 3}, {"dimensions": 3}),
+        ({"dimensions": 0, "modality": "text"}, {"dimensions": None}),
+        ({"dimensions": 3, "modality": "text"}, {"dimensions": 3}),
         ({"input": [{"text": "ab"}, "cd"]}, {"inputs": ["ab", "cd"]}),
     ],
 )
@@ -129,6 +132,16 @@ async def test_jina_base64() -> None:
     assert np.frombuffer(base64.b64decode(said), "<f4").tolist() == plain["data"][0]["embedding"]
     bytes_too = await server.call("POST", "/v1/embeddings", body, headers={"accept": "application/octet-stream"})
     assert bytes_too.json()["data"][0]["embedding"] == said
+
+
+async def test_infinity_names_no_model() -> None:
+    """Its client sends a name that stands for the first model, and `dimensions` of 0 for vectors of full length."""
+    async with family(EMBEDDER) as server:
+        unnamed = {"model": "default/not-specified", "input": TEXTS, "dimensions": 0, "modality": "text"}
+        answer = await server.call("POST", "/embeddings", {**unnamed, "encoding_format": "float"})
+        plain = await server.call("POST", "/embeddings", {"model": EMBEDDER, "input": TEXTS})
+    assert answer.json() == plain.json()
+    assert answer.json()["model"] == EMBEDDER
 
 
 @pytest.mark.parametrize("form", ["float", "bytes_only"])
@@ -316,7 +329,7 @@ async def test_pooling_of_late_interaction() -> None:
 
 async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the numbers of its answer, known before or not."""
-    monkeypatch.setattr(_matrices, "MOST_NUMBERS", 40)
+    monkeypatch.setattr(matrices, "MOST_NUMBERS", 40)
     async with colbert() as server:
         for texts in (["word " * 30] * 3, ["a " * 11]):
             answer = await server.call("POST", "/v1/embeddings", {"model": COLBERT, "input": texts})

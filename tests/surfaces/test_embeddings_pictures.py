@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import tokens_of, vector_of
-from shoal.surfaces._pictures import INLINE_CHARACTERS, Pictures
+from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.http.images import INLINE_CHARACTERS, Pictures
 from shoal.types import Image
 from tests.surfaces.family_kit import CLIP, DIMENSION, EMBEDDER, family
 from tests.surfaces.pictures_kit import ONE, TWO, Album
@@ -37,7 +37,7 @@ def album() -> Album:
 
 @pytest.fixture
 async def server(album: Album) -> AsyncIterator[Server]:
-    async with family(EMBEDDER, CLIP, pictures=album.pictures()) as made:
+    async with family(EMBEDDER, CLIP, pictures=album.pictures(), token_ids="accept") as made:
         yield made
 
 

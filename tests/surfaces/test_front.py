@@ -15,8 +15,10 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import Observer, Operation
 from shoal.core.registry import Registry
 from shoal.errors import ShoalError
-from shoal.surfaces import Front, Options, Reply, Request, _body, build_app
-from shoal.surfaces._watch import PATIENCE_S
+from shoal.http import body
+from shoal.http.application import LARGE_BODY
+from shoal.http.disconnect import PATIENCE_S
+from shoal.surfaces import Front, Options, Reply, Request, build_app
 from shoal.types import Result, TaskKind, TrafficClass
 from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
@@ -45,6 +47,17 @@ async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
     assert exchange.reads_before_answer == 0
 
 
+async def test_bodies_that_there_is_no_room_for_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are being sent already: 429 by the stated length, and not when half of it has come. Small ones pass."""
+    unfinished = body.Unfinished(1_000_000)
+    unfinished.add(0, 900_000)
+    monkeypatch.setattr(body, "_UNFINISHED", unfinished)
+    exchange = Exchange([b"x" * 1000] * 100)
+    await serve().app(request_scope("POST", "/embed", {"content-length": "200000"}), exchange.receive, exchange.send)
+    assert (exchange.answer().status, exchange.reads_before_answer) == (429, 0)
+    assert (await serve().call("POST", "/v1/embeddings", ASK)).status == 200
+
+
 async def test_clients_that_send_all_before_they_read() -> None:
     """The rest is skipped before the connection is closed, for a while: a reset would cost them the reply."""
     exchange = Exchange([b"x" * 1000] * 100)
@@ -63,12 +76,12 @@ async def test_clients_that_wait_for_leave_to_send() -> None:
 
 async def test_clients_that_never_stop_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skipping ends after so many bytes, or so much time."""
-    monkeypatch.setattr(_body, "LINGER_BYTES", 5000)
+    monkeypatch.setattr(body, "LINGER_BYTES", 5000)
     exchange = Exchange([b"x" * 1000] * 100)
     scope = request_scope("POST", "/embed", {"content-length": "40000000"})
     await serve().app(scope, exchange.receive, exchange.send)
     assert exchange.reads == 5
-    monkeypatch.setattr(_body, "LINGER_S", 0.001)
+    monkeypatch.setattr(body, "LINGER_S", 0.001)
     exchange = Exchange([b"x"], silent=True)
     await serve().app(scope, exchange.receive, exchange.send)
     assert exchange.answer().status == 413
@@ -103,6 +116,21 @@ async def test_body_of_just_the_limit() -> None:
     body = orjson.dumps(ASK)
     assert (await serve(max_body_bytes=len(body)).call("POST", "/v1/embeddings", body=body)).status == 200
     assert (await serve(max_body_bytes=len(body) - 1).call("POST", "/v1/embeddings", body=body)).status == 413
+
+
+async def test_large_bodies_are_decoded_one_a_turn() -> None:
+    """Between two of them the loop serves others, however many have come at the same time."""
+    server = serve()
+    exchanges = [Exchange([orjson.dumps({"input": "x" * LARGE_BODY, "model": MODEL})]) for _ in range(5)]
+    scope = request_scope("POST", "/v1/embeddings", {"content-type": "application/json"})
+    calls = [asyncio.create_task(server.app(scope, each.receive, each.send)) for each in exchanges]
+    begun = []
+    while not all(call.done() for call in calls):
+        before = len(server.runner.tasks)
+        await asyncio.sleep(0)
+        begun.append(len(server.runner.tasks) - before)
+    assert sum(begun) == 5
+    assert max(begun) == 1
 
 
 async def test_slow_bodies() -> None:
@@ -209,6 +237,11 @@ async def test_errors_are_told_by_the_owner_of_the_path() -> None:
     assert (answer.status, answer.headers["allow"], answer.json()["error_type"]) == (405, "POST", "Validation")
     assert (await server.call("GET", "/health/unknown")).json()["error"]["code"] == "unknown_url"
     assert set((await server.call("GET", "/v1/embedding/x")).json()) == {"msg"}
+    for method, path in (("GET", "/api/x"), ("POST", "/api/x/y"), ("GET", "/api/me"), ("PUT", "/api/tags")):
+        answer = await server.call(method, path)
+        assert (answer.status in (404, 405), [*answer.json()]) == (True, ["error"])
+        assert isinstance(answer.json()["error"], str), path
+    assert (await server.call("GET", "/v1/x")).json()["error"]["code"] == "unknown_url"
     assert (await server.call("POST", "/health")).headers["allow"] == "GET, HEAD"
 
 
@@ -409,12 +442,12 @@ class Streamer:
 
 async def test_streams() -> None:
     """Pieces go out as they come, under no length; HEAD sends none and still closes the source."""
-    for method, body in (("GET", b"one two"), ("HEAD", b"")):
+    for method, text in (("GET", b"one two"), ("HEAD", b"")):
         streamer = Streamer()
         exchange = Exchange([b""])
         await streamer.app()(request_scope(method, "/stream", {}), exchange.receive, exchange.send)
         answer = exchange.answer()
-        assert (answer.status, answer.body) == (200, body)
+        assert (answer.status, answer.body) == (200, text)
         assert "content-length" not in answer.headers
 
 

@@ -100,10 +100,10 @@ async def test_a_sleeping_model_can_answer() -> None:
 async def test_a_server_that_is_waited_for() -> None:
     """Not ready, with the reason under the name that it was given."""
     server = serve()
-    server.gateway.waiting["triton:gpu:8001"] = "connection refused"
+    server.gateway.waiting["triton://gpu:8001"] = "connection refused"
     answer = await server.call("GET", "/health/ready")
     assert (answer.status, answer.json()["status"]) == (503, "loading")
-    assert answer.json()["models"] == {MODEL: "ready", "triton:gpu:8001": "connection refused"}
+    assert answer.json()["models"] == {MODEL: "ready", "[address hidden]": "connection refused"}
     assert (await server.call("GET", "/health")).status == 200
 
 
@@ -170,7 +170,29 @@ async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(second) == {"name", "inference_stats"}
 
 
+@pytest.mark.parametrize("query", ["", "?format=json"])
+async def test_names_of_statistics(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    """In inference-server's place they are those that its models have in Triton, but for who asks for JSON by name."""
+    server = serve(metrics=lambda: b"", metrics_default="json")
+    names = ["org/m", "ViT-B-32/laion/text_encoder"]
+
+    async def statistics() -> list[ModelStats]:
+        return [ModelStats(name=name) for name in names]
+
+    monkeypatch.setattr(server.gateway, "statistics", statistics)
+    found = [each["name"] for each in (await server.call("GET", f"/metrics{query}")).json()["model_stats"]]
+    assert found == (names if query else ["org_m", "ViT-B-32_laion_text_encoder"])
+
+
 async def test_statistics_of_a_real_gateway() -> None:
     """A model that was asked has its requests counted, whatever runs it."""
     answer = await serve(metrics=lambda: b"").call("GET", "/metrics", headers={"accept": "application/json"})
     assert [each["name"] for each in answer.json()["model_stats"]] == [MODEL]
+
+
+async def test_health_of_other_servers() -> None:
+    """triton-openai has it under /v1 as well; inference-server answers an object, to whoever names no type."""
+    server = serve(metrics_default="json")
+    for path in ("/health", "/v1/health"):
+        assert (await serve().call("GET", path)).body == b"ok"
+        assert (await server.call("GET", path)).json() == {"message": "The server is running."}

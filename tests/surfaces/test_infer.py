@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.lifecycle import Entry, LoadOptions
+from shoal.core.lifecycle.lifecycle import Entry, LoadOptions
 from shoal.core.protocols import ModelFacts
 from shoal.errors import Conflict, ModelFileError, SourceError, TransportFailed
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
@@ -71,8 +71,8 @@ async def test_what_may_be_chosen_about_a_load() -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (SourceError("the hub has no such model: check the name"), 500),
-        (ModelFileError("is missing", file="config.json"), 500),
+        (SourceError("the hub has no such model: check the name"), 424),
+        (ModelFileError("is missing", file="config.json"), 424),
         (TransportFailed("Triton is not there: start it"), 502),
         (Conflict("somebody unloads it: try again"), 409),
     ],

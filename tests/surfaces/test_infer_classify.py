@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of
-from shoal.core.lifecycle import Entry
+from shoal.backends.fake.model import scores_of, tokens_of
+from shoal.core.lifecycle.lifecycle import Entry
 from shoal.specs import ContrastSpec
 from shoal.types import Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, SPLADE, family

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake import FakeScript
-from shoal.core.batched import BatchedRunner
-from shoal.core.lifecycle import Entry, LoadOptions, Plan, Report
+from shoal.backends.fake.model import FakeScript
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lifecycle.lifecycle import Entry, LoadOptions, Plan, Report
 from shoal.core.protocols import Runner
-from shoal.fetching.allowed import Allowed
-from shoal.fetching.fetcher import Fetcher
+from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.fetcher import Fetcher
 from shoal.surfaces import Pictures
 from tests.surfaces.family_kit import DIMENSION, facts_of
 from tests.surfaces.life_kit import OTHER, Living, Scripted, living
 from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.surface_kit import MODEL
 from tests.unit.core.lanes import make_lane
-from tests.unit.fetching.kit import Names, http, url, web
+from tests.unit.http.fetching.kit import Names, http, url, web
 
 NAME, CHECKPOINT = "ViT-B-32", "laion2b_s34b_b79k"
 PAIR = f"{NAME}/{CHECKPOINT}"

@@ -13,7 +13,7 @@ from shoal.surfaces import Pictures
 from tests.surfaces.family_kit import CLIP, EMBEDDER, family
 from tests.surfaces.picture_kit import BLUE, BOUNDARY, FORM, RED, File, close, form, inline, wanted
 from tests.surfaces.surface_kit import Answer
-from tests.unit.fetching.kit import fetcher, http, url, web
+from tests.unit.http.fetching.kit import fetcher, http, url, web
 
 PATHS = ["/infer_image", "/embed_image", "/infer", "/classify_image"]
 A, B = ("a.png", RED), ("b.png", BLUE)

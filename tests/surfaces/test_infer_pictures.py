@@ -11,13 +11,13 @@ import pytest
 
 from shoal.core.protocols import Observer
 from shoal.errors import InvalidValue, Overloaded
-from shoal.fetching.fetcher import Fetcher
+from shoal.http.fetching.fetcher import Fetcher
 from shoal.surfaces import Pictures
 from shoal.types import Context, Embed, Embedded, Image, Result
 from tests.surfaces.family_kit import CLIP, EMBEDDER, RERANKER, family
 from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.surface_kit import MODEL, Told, serve
-from tests.unit.fetching.kit import fetcher, http, url, web
+from tests.unit.http.fetching.kit import fetcher, http, url, web
 
 PATHS = [("/infer_image", "embedding"), ("/embed_image", "embeddings")]
 
@@ -117,7 +117,7 @@ BOTH = {"model_name": MODEL, "text": "a", "image": inline(RED)}
 
 async def test_both_sides_run_at_once() -> None:
     """Neither waits for the other to end."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await serve(Side()).call("POST", "/infer", BOTH)
     assert answer.status == 200
 
@@ -126,7 +126,7 @@ async def test_both_sides_run_at_once() -> None:
 async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: type, said: str) -> None:
     """And has ended before the error is told, which names the side and keeps its status."""
     runner = Side(fails=fails)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await serve(runner).call("POST", "/infer", BOTH)
     assert (answer.status, answer.json()) == (429, {"detail": f"{said}: the queue is full: try again"})
     assert answer.headers["retry-after"] == "2"

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from shoal.core.lifecycle import Entry, Event
+from shoal.core.lifecycle.lifecycle import Entry, Event
 from shoal.errors import Overloaded, SourceError
-from shoal.surfaces import _listing, models
+from shoal.surfaces import models
 from shoal.surfaces.models import HEARTBEAT_S, _told
+from shoal.surfaces.shared import listing
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
 from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
 
@@ -35,7 +36,7 @@ async def test_list(method: str) -> None:
     """OpenAI's list, with what could be loaded as well, and what Shoal did not make."""
     entries = [Entry(name=FOREIGN, source="triton://host:8001", backend="triton", managed=False, created=7)]
     async with living(Scripted(listed=entries)) as life:
-        answer = await life.call(method, "/models")
+        answer = await (life.call if method == "GET" else life.manage)(method, "/models")
         assert answer.json()["object"] == "list"
         made, foreign = answer.json()["data"]
         assert foreign == {
@@ -61,7 +62,7 @@ async def test_the_list_of_a_server_of_fixed_models() -> None:
 
 async def test_the_list_does_not_wait_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what lies elsewhere cannot be had soon, what is served is the list."""
-    monkeypatch.setattr(_listing, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(listing, "PATIENCE_S", 0.001)
     async with living(Scripted(listing_hangs=True)) as life:
         assert await statuses(life) == {MODEL: {"value": "loaded"}}
 
@@ -154,7 +155,7 @@ async def watching(life: Living) -> AsyncIterator[Watched]:
         yield exchange
     finally:
         exchange.leave()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
 
 class Watched(Exchange):
@@ -170,7 +171,7 @@ class Watched(Exchange):
 
     async def until(self, what: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Until this is so of the messages that were sent."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not what(self.messages):
                 self._sent.clear()
                 await self._sent.wait()
@@ -321,3 +322,15 @@ async def test_a_loaded_model_that_does_not_answer() -> None:
         assert shown["state"] == "UNAVAILABLE"
         assert "does not answer" in shown["reason"]
         assert (await life.manage("POST", f"/v1/models/{MODEL}/unload")).status == 200
+
+
+async def test_one_model() -> None:
+    """As triton-openai has it, beside the list; unknown ones are 404. The address of a server is for admins alone."""
+    entries = [Entry(name=FOREIGN, source="triton://host:8001", backend="triton", managed=False, created=7)]
+    async with living(Scripted(listed=entries), admin_key=("boss",)) as life:
+        answer = await life.call("GET", f"/models/{MODEL}")
+        assert (answer.status, answer.json()["id"]) == (200, MODEL)
+        assert (await life.call("GET", "/models/nobody")).status == 404
+        for headers, source in (({}, None), ({"authorization": "Bearer boss"}, "triton://host:8001")):
+            listed = (await life.call("GET", "/models", headers=headers)).json()["data"]
+            assert [each.get("source") for each in listed if each["id"] == FOREIGN] == [source]

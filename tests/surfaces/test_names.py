@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import AddressError, InvalidValue
 from shoal.models.address import check_name
-from shoal.surfaces._jobs import checked_name, checked_source
+from shoal.surfaces.shared.model_jobs import checked_name, checked_source
 from tests.surfaces.life_kit import living
 from tests.surfaces.surface_kit import Answer
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.sampling import honoured
+from shoal.core.generation.sampling import honoured
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
 from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
 from tests.surfaces.ollama_kit import ASKED, HELLO, PROMPT, Heard, Talks, lines, talking
-from tests.surfaces.surface_kit import MODEL, serve
+from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
 
 
 async def task_of(body: dict[str, Any], path: str = "/api/chat") -> Generate:
@@ -69,6 +69,16 @@ class TestAnswers:
         )
         assert (found["prompt_eval_count"], found["eval_count"]) == (7, 2)
         assert [task.stream for task in model.asked] == [False]
+
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_an_answer_that_came_at_once(self, stream: bool) -> None:
+        """Nobody can tell the time of the prompt from that of the answer then: both are absent."""
+        server, _ = talking(Chunk(text="Hello"), Chunk(finish_reason="stop"), HELLO[-1])
+        answer = await server.call("POST", "/api/chat", {**ASKED, "stream": stream})
+        last = lines(answer)[-1] if stream else answer.json()
+        assert (last["prompt_eval_count"], last["eval_count"]) == (7, 2)
+        assert "total_duration" in last
+        assert not {"prompt_eval_duration", "eval_duration"} & last.keys()
 
     async def test_a_prompt(self) -> None:
         """The text stands in `response`, in lines or in one piece."""
@@ -152,9 +162,10 @@ class TestAnswers:
     @pytest.mark.parametrize("stream", [True, False])
     async def test_a_conversation_that_was_cut(self, stream: bool) -> None:
         """Where the server may leave turns out, the reply says so."""
-        server, _ = talking(Chunk(text="a", cut=3), Chunk(finish_reason="stop"))
+        server, _ = talking(Chunk(text="a", cut=3, ignored=("tools",)), Chunk(finish_reason="stop"))
         answer = await server.call("POST", "/api/chat", {**ASKED, "stream": stream})
         assert answer.headers["x-shoal-prompt-cut"] == "3"
+        assert answer.headers["x-shoal-ignored"] == "tools"
 
     async def test_the_access_log_counts_tokens(self, caplog: pytest.LogCaptureFixture) -> None:
         """Those of a stream, too."""
@@ -223,13 +234,25 @@ class TestErrors:
         await task
         assert model.closed == 1
 
-    @pytest.mark.parametrize("path", ["/api/create", "/api/copy", "/api/push"])
+    @pytest.mark.parametrize(
+        "path", ["/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:5e", "/api/me", "/api/signout"]
+    )
     async def test_what_is_not_done_here(self, path: str) -> None:
         """Refused in the dialect, with what to do instead."""
         async with living() as life:
             answer = await life.manage("POST", path, {"model": "a", "source": "a", "destination": "b"})
             assert answer.status == 400
-            assert re.search(r"`|POST|upload", answer.json()["error"])
+            assert re.search("`|[Uu]pload", answer.json()["error"])
+
+    async def test_a_file_that_is_not_taken_is_not_read(self) -> None:
+        """Ollama's client sends a model's file before it asks to create one."""
+        async with living() as life:
+            exchange = Exchange([b"x" * 65536] * 10)
+            headers = {"host": "localhost", "content-type": "application/json", "transfer-encoding": "chunked"}
+            scope = request_scope("POST", "/api/blobs/sha256:5e", headers)
+            await life.server.app(scope, exchange.receive, exchange.send)
+        assert "not created here" in exchange.answer().json()["error"]
+        assert (exchange.answer().status, exchange.reads_before_answer) == (400, 0)
 
 
 class TestTasks:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from shoal.core.lifecycle import Entry
+from shoal.core.lifecycle.lifecycle import Entry
 from shoal.errors import SourceError
-from shoal.surfaces import _ollama_models
+from shoal.surfaces.ollama import models
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
 from tests.surfaces.ollama_kit import Heard, lines, talking
 from tests.surfaces.surface_kit import MODEL, serve
@@ -49,13 +51,15 @@ class TestEmbeddings:
         assert len((await serve().call("POST", "/api/embed", {"model": MODEL, "input": "a"})).json()["embeddings"]) == 1
 
     async def test_the_older_route(self) -> None:
-        """One vector, as the model gives it."""
-        server = serve()
-        answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": "a"})
-        assert answer.json() == {"embedding": [0.5, 24.25, 12.125, -0.5]}
-        assert [task.normalize for task in server.runner.tasks] == [False]
+        """One vector, as the model gives it: of length one where a Normalize ends it."""
+        for normalized in (True, False):
+            server = serve()
+            server.runner.facts = replace(server.runner.facts, normalized=normalized)
+            answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": "a"})
+            assert answer.json() == {"embedding": [0.5, 24.25, 12.125, -0.5]}
+            assert [task.normalize for task in server.runner.tasks] == [normalized]
 
-    @pytest.mark.parametrize("empty", ["", []])
+    @pytest.mark.parametrize("empty", ["", [], None])
     async def test_nothing_is_embedded(self, empty: Any) -> None:
         """Then the model is asked for, and nothing more."""
         server = serve()
@@ -63,6 +67,7 @@ class TestEmbeddings:
         assert (found["embeddings"], found["prompt_eval_count"]) == ([], 0)
         answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": ""})
         assert answer.json() == {"embedding": []}
+        assert (await server.call("POST", "/api/embed", {"model": MODEL})).json()["embeddings"] == []
         assert server.runner.tasks == []
 
     async def test_too_many(self) -> None:
@@ -96,7 +101,8 @@ class TestModels:
             "parameter_size": "7.6B",
             "quantization_level": "INT4",
         }
-        assert first["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+        # With "embedding" Ollama's client would not talk to it.
+        assert first["capabilities"] == ["completion", "tools", "thinking"]
 
     async def test_what_lies_on_disk_is_listed_for_who_may_load_it(self) -> None:
         """Others could do nothing with it."""
@@ -112,9 +118,16 @@ class TestModels:
         async with living(Scripted(listed=entries)) as life:
             (only,) = (await life.call("GET", "/api/ps")).json()["models"]
         assert (only["model"], only["size_vram"], only["context_length"]) == (f"{MODEL}:latest", 0, 0)
-        assert only["expires_at"] == _ollama_models.FOREVER
+        assert only["expires_at"] == models.FOREVER
         server, _ = talking()
         assert (await server.call("GET", "/api/ps")).json()["models"][0]["context_length"] == 4096
+
+    async def test_ps_says_when_a_model_falls_asleep(self) -> None:
+        """As long as the server keeps one that nobody asks."""
+        async with living(keep_alive_s=300.0) as life:
+            (only,) = (await life.call("GET", "/api/ps")).json()["models"]
+        left = datetime.fromisoformat(only["expires_at"]) - datetime.now(UTC)
+        assert timedelta(0) < left <= timedelta(seconds=300)
 
     @pytest.mark.parametrize("name", ["mini", f"{MODEL}:latest", f"{MODEL}:loud"])
     @pytest.mark.parametrize("field", ["model", "name"])
@@ -129,7 +142,7 @@ class TestModels:
             "llama.context_length": 4096,
             "llama.embedding_length": 4,
         }
-        assert found["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+        assert found["capabilities"] == ["completion", "tools", "thinking"]
         assert (found["template"], found["parameters"]) == ("", "")
 
     async def test_show_of_little_known(self) -> None:
@@ -146,13 +159,33 @@ class TestModels:
     )
     def test_sizes(self, parameters: int, size: str) -> None:
         """As Ollama writes them."""
-        assert _ollama_models._billions(parameters) == size
+        assert models._billions(parameters) == size
 
     async def test_version(self) -> None:
         """A number that clients compare, and Shoal's own."""
         found = (await serve().call("GET", "/api/version")).json()
         assert set(found) == {"version", "shoal"}
-        assert [int(part) for part in found["version"].split(".")] >= [0, 12, 0]
+        assert [int(part) for part in found["version"].split(".")] >= [0, 17, 4]
+
+    @pytest.mark.parametrize("version", ["0.17.4", "0.33.0-rc2"])
+    async def test_ollamas_own_client_is_told_its_own_version(self, version: str) -> None:
+        """It warns of every other one."""
+        agent = {"user-agent": f"ollama/{version} (amd64 linux) Go/go1.26.8"}
+        assert (await serve().call("GET", "/api/version", headers=agent)).json()["version"] == version
+
+    async def test_a_model_is_listed_once(self) -> None:
+        """By the name that it was given, with the size and the digest of its files, whatever it does just now."""
+        entries = [Entry(name="org/files", source=f"hf:{MODEL}", backend="local", size=90, digest="d1" * 32)]
+        async with living(Scripted(listed=entries)) as life:
+            (loaded,) = (await life.call("GET", "/api/tags")).json()["models"]
+            await life.manage("POST", "/api/generate", {"model": MODEL, "keep_alive": 0})
+            (asleep,) = (await life.call("GET", "/api/tags")).json()["models"]
+            await life.manage("POST", f"/v1/models/{MODEL}/unload")
+            (stored,) = (await life.call("GET", "/api/tags")).json()["models"]
+        assert loaded["name"] == asleep["name"] == f"{MODEL}:latest"
+        assert stored["name"] == "org/files:latest"
+        for each in (loaded, asleep, stored):
+            assert (each["size"], each["digest"]) == (90, "d1" * 32)
 
 
 async def ended(life: Living) -> None:
@@ -163,7 +196,7 @@ async def ended(life: Living) -> None:
 class TestLife:
     async def test_pull(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Line by line; then the model can be asked, by the name that it was pulled by."""
-        monkeypatch.setattr(_ollama_models, "_LOOK_S", 0.001)
+        monkeypatch.setattr(models, "_LOOK_S", 0.001)
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
             exchange = Heard({"model": f"hf.co/{OTHER}:latest"}, b"downloading")
@@ -178,6 +211,9 @@ class TestLife:
             assert (download["status"], download["completed"], download["total"]) == ("downloading model.onnx", 30, 120)
             assert re.fullmatch("sha256:[0-9a-f]{64}", download["digest"])
             assert len({(each["status"], each.get("completed")) for each in stages}) == len(stages)
+            # A bar is full before the next one begins, and at the end.
+            bars = {each["digest"]: each for each in stages if "digest" in each}
+            assert all(each["completed"] == each["total"] for each in bars.values())
             answer = await life.call("POST", "/api/embed", {"model": OTHER, "input": "a"})
             assert answer.status == 200
 
@@ -194,7 +230,7 @@ class TestLife:
             found = lines(await life.manage("POST", "/api/pull", {"model": OTHER}))
             assert found[-1] == {"error": "no such model"}
             answer = await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})
-            assert (answer.status, answer.json()) == (500, {"error": "no such model"})
+            assert (answer.status, answer.json()) == (424, {"error": "no such model"})
 
     async def test_a_client_that_leaves_leaves_the_pull(self) -> None:
         """Others may wait for it, too."""
@@ -209,6 +245,37 @@ class TestLife:
             loader.hold.set()
             await ended(life)
             assert ("open", OTHER) in loader.touched
+
+    async def test_names_of_ollamas_library(self) -> None:
+        """What can be resolved is pulled and asked by them; of all others is said where models come from."""
+        async with living() as life:
+            answer = await life.manage("POST", "/api/pull", {"model": "all-minilm", "stream": False})
+            assert answer.status == 200
+            assert ("open", "sentence-transformers/all-MiniLM-L6-v2") in life.loader.touched
+            for name in ("all-minilm", "all-minilm:latest", "all-minilm:22m"):
+                answer = await life.manage("POST", "/api/embed", {"model": name, "input": "a"})
+                assert (answer.status, answer.json()["model"]) == (200, name)
+            answer = await life.manage("POST", "/api/embed", {"model": "all-minilm:33m", "input": "a"})
+            assert answer.status == 404
+            for name in ("llama3.2:1b", "mistral:7b"):
+                answer = await life.manage("POST", "/api/pull", {"model": name, "stream": False})
+                assert answer.status == 400
+                assert "hf.co/org/name" in answer.json()["error"]
+                assert "file:" not in answer.json()["error"]
+
+    async def test_quantizations(self) -> None:
+        """A tag that names one is taken where the model has it, and else refused with what it has."""
+        async with living() as life:
+            life.loader.precision = "Q4_K_M"
+            for name in (f"hf.co/{OTHER}:Q4_K_M", f"{OTHER}:q4_k_m"):
+                answer = await life.manage("POST", "/api/pull", {"model": name, "stream": False})
+                assert (answer.status, answer.json()) == (200, {"status": "success"})
+                answer = await life.manage("POST", "/api/embed", {"model": name, "input": "a"})
+                assert answer.status == 200
+            answer = await life.manage("POST", "/api/pull", {"model": f"hf.co/{OTHER}:Q8_0"})
+            assert "is loaded as Q4_K_M, and not as Q8_0" in lines(answer)[-1]["error"]
+            answer = await life.manage("POST", "/api/embed", {"model": f"{OTHER}:Q8_0", "input": "a"})
+            assert answer.status == 404
 
     @pytest.mark.parametrize("name", ["", "..", "org/name:7b", "a/b/c"])
     async def test_names_that_cannot_be_pulled(self, name: str) -> None:

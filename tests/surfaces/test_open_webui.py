@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.lifecycle import Lifecycle
+from shoal.core.lifecycle.lifecycle import Lifecycle
 from shoal.core.registry import Model
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Chunk, Message, Usage
@@ -136,7 +136,7 @@ async def test_errors_are_shown() -> None:
     answer = await talking(Talker(error=EngineFailed("broken"), fail_after=1)).call(
         "POST", "/v1/chat/completions", CHAT
     )
-    (error,) = [each for each in data_of(answer.body)[:-1] if "error" in each]
+    (error,) = [each for each in data_of(answer.body) if "error" in each]
     assert set(error) == {"error"}
     full = Talker(error=Overloaded("later", retry_after=2.0))
     answer = await talking(full).call("POST", "/v1/chat/completions", CHAT)

@@ -60,7 +60,7 @@ async def test_base64_and_float_agree() -> None:
 )
 async def test_all_forms_of_input(given: Any, inputs: list[Any]) -> None:
     """A text, texts, token ids and lists of token ids; the reply keeps their order and counts from nought."""
-    server = serve()
+    server = serve(token_ids="accept")
     answer = await server.call("POST", "/v1/embeddings", ask(input=given))
     assert server.runner.tasks[0].inputs == inputs
     assert [(each["index"], each["embedding"]) for each in answer.json()["data"]] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.lifecycle import LoadOptions
+from shoal.core.lifecycle.lifecycle import Entry, LoadOptions
 from shoal.core.registry import Model
 from shoal.errors import ModelFileError, SourceError
 from tests.surfaces.life_kit import FOREIGN, OTHER, Scripted, living
@@ -130,6 +130,43 @@ async def test_unload_and_delete() -> None:
         assert life.loader.touched.count(("remove", MODEL)) >= 1
 
 
+@pytest.mark.parametrize("path", [f"/v1/models/{OTHER}/unload", f"/v1/models/{OTHER}/unload?wait=false"])
+async def test_unloading_what_nobody_knows(path: str) -> None:
+    """404; of what lies on disk there is just nothing to do."""
+    async with living() as life:
+        answer = await life.manage("POST", path)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await life.manage("POST", "/models/unload", {"model": OTHER})).status == 404
+        life.loader.listed = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
+        assert (await life.manage("POST", path)).status in (200, 202)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/embed", {"inputs": "a"}),
+        ("/v1/embedding", [{"query": "a"}]),
+        ("/api/embed", {"input": "a"}),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]}),
+    ],
+)
+async def test_an_unloaded_model_is_said_to_be_unloaded(path: str, body: Any) -> None:
+    """In every dialect, also where none is named; a deleted one is forgotten."""
+    async with living() as life:
+        await life.manage("POST", f"/v1/models/{MODEL}/unload")
+        if isinstance(body, dict) and path != "/embed":
+            body = body | {"model": MODEL}
+        answer = await life.call("POST", path, body)
+        assert 400 <= answer.status < 500
+        assert b"unloaded" in answer.body or b"can be loaded again" in answer.body
+        await life.manage("DELETE", f"/v1/models/{MODEL}")
+        answer = await life.call("POST", path, body)
+        assert b"unloaded" not in answer.body
+        assert b"loaded again" not in answer.body
+
+
 async def test_what_shoal_did_not_make_is_not_deleted() -> None:
     """403, in OpenAI's shape."""
     async with living() as life:
@@ -138,11 +175,10 @@ async def test_what_shoal_did_not_make_is_not_deleted() -> None:
 
 
 async def test_a_load_that_fails() -> None:
-    """The reason is in the answer, which says that another try is no use; nothing is served."""
+    """The reason is in the answer, which clients do not repeat by themselves; nothing is served."""
     async with living(Scripted(error=SourceError("the hub has no such model"))) as life:
         answer = await life.manage("POST", f"/v1/models/{OTHER}/load")
-        assert (answer.status, answer.json()["error"]["message"]) == (500, "the hub has no such model")
-        assert answer.headers["x-should-retry"] == "false"
+        assert (answer.status, answer.json()["error"]["message"]) == (424, "the hub has no such model")
         assert (await life.call("GET", f"/v1/models/{OTHER}")).status == 404
 
 

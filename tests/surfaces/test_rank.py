@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import tokens_of, vector_of
-from shoal.core.contrast import compared
+from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.core.image_text_scoring import compared
 from shoal.errors import Overloaded
 from shoal.specs import ContrastSpec
 from shoal.types import Image

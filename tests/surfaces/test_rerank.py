@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from shoal.errors import Overloaded
-from shoal.surfaces._ranking import falling
+from shoal.surfaces.shared.ranking import falling
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, family
 from tests.surfaces.surface_kit import Server, Told, serve
 
@@ -270,3 +270,17 @@ async def test_two_names_that_agree(server: Server, said: dict[str, Any], count:
     answer = await server.call("POST", "/v1/rerank", {**ASK, **said})
     assert answer.status == 200, answer.body
     assert len(answer.json()["data" if "top_k" in said else "results"]) == count
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_infinity(server: Server, raw: bool) -> None:
+    """Its clients always send `raw_scores`; a document comes back as it was sent, a text, and only when asked for.
+    `object` must be `rerank` for them, and stays `list` for everybody else."""
+    body = {**ASK, "raw_scores": raw}
+    answer = (await server.call("POST", "/rerank", body)).json()
+    plain = answer["results"]
+    assert answer["object"] == "rerank"
+    assert (await server.call("POST", "/rerank", ASK)).json()["object"] == "list"
+    assert all("document" not in each for each in plain)
+    shown = (await server.call("POST", "/rerank", {**body, "return_documents": True})).json()["results"]
+    assert [each["document"] for each in shown] == [ASK["documents"][each["index"]] for each in shown]

@@ -52,7 +52,7 @@ async def test_an_answer(path: str) -> None:
         **{"tool_choice": "auto", "tools": [], "truncation": "disabled", "user": "u"},
         "usage": {
             "input_tokens": 7,
-            "input_tokens_details": {"cached_tokens": 2},
+            "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
             "output_tokens": 2,
             "output_tokens_details": {"reasoning_tokens": 1},
             "total_tokens": 9,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of
 from shoal.core.registry import Model
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
 from tests.surfaces.surface_kit import Server

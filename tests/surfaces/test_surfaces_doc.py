@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from shoal.http.openapi import template
 from shoal.surfaces import Options
-from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
-from shoal.surfaces.openapi import template
+from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.web import Pages
 from tests.surfaces.surface_kit import serve
 from tests.surfaces.test_documented import app_of

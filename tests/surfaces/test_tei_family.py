@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import scores_of, tokens_of, vector_of, word_id
+from shoal.backends.fake.model import scores_of, tokens_of, vector_of, word_id
 from shoal.core.registry import Model
 from shoal.errors import Overloaded, SetupError
 from shoal.types import Item

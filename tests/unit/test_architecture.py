@@ -11,66 +11,50 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.backends import BACKENDS
 
 SOURCE = Path(shoal.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
-LEAVES = {"errors", "types", "specs", "_version"}
-# Leaves for who fetches files: `models`, and the backend that fetches a Triton.
-FETCHING = {"disk", "pip", "stopping", "wheels"}
+LEAVES = {"decoding", "durations", "errors", "names", "once", "specs", "types", "_version"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
-    "__init__": {"_version", "api", "errors", "types"},
+    "__init__": {"_version", "errors", "python", "types"},
     "__main__": {"cli"},
     "_version": set(),
-    "errors": set(),
-    "types": set(),
-    "specs": {"types"},
-    "settings": {"errors"},
-    "names": set(),
-    # Files of whoever runs the process: for the command line and for Python, never for a server.
-    "pictures": {"errors", "types"},
+    "decoding": set(),
     "durations": {"errors"},
-    "disk": {"errors"},
-    "pip": {"disk", "errors"},
-    "wheels": {"disk", "errors"},
-    "stopping": set(),
-    "presets": {"durations", "errors", "names"},
-    "config": {"errors", "presets", "settings"},
-    "server": {"errors", "http_protocol"},
-    "http_protocol": set(),
-    "garbage": set(),
-    "fetching": {"errors"},
+    "errors": set(),
+    "names": set(),
+    "once": set(),
+    "specs": {"types"},
+    "types": {"decoding"},
+    "config": {"decoding", "durations", "errors", "names"},
+    "downloads": {"errors"},
+    "server": {"errors"},
     "core": LEAVES,
     "pipelines": SEAMS,
-    "backends": SEAMS | FETCHING | {"names"},
+    "cache": LEAVES | {"config", "core", "downloads"},
     "observability": SEAMS,
-    "models": SEAMS | FETCHING | {"names"},
-    "surfaces": LEAVES | {"core", "durations", "fetching", "names"},
-    "web": LEAVES | {"core", "surfaces"},
+    "models": SEAMS | {"downloads"},
+    "backends": LEAVES | {"config", "core", "downloads", "models", "pipelines"},
+    "http": LEAVES | {"core"},
+    "surfaces": LEAVES | {"core", "http"},
+    "web": LEAVES | {"core", "http"},
     "bench": LEAVES,
     "cli": LEAVES
-    | {"app", "bench", "config", "core", "local", "models", "observability", "pictures", "presets"}
-    | {"server", "settings", "triton"}
-    # `shoal triton` runs a process, and no engine.
+    | {"app", "bench", "config", "core", "models", "observability", "python", "server"}
+    | {"backends.parse_address", "backends.parse_served"}
+    # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
+    | {"backends.local.open", "backends.triton.open"}
     | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"}
     # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
     | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
     # Models in this process, for Python: the composition root without a server.
-    "api": LEAVES | {"arguments", "background", "config", "core.contrast", "models", "pictures", "settings"},
-    "arguments": {"errors", "pictures", "types"},
-    "background": LEAVES | {"app", "config", "core"},
-    "row_cache": LEAVES | {"_version", "core", "disk", "settings"},
-    "asgi": LEAVES | {"app", "config", "server", "settings"},
-    # The composition root: `app`, `loader`, `opening`, and `local`, `triton` and `llm` for what it shares with others.
-    "local": SEAMS | {"backends", "disk", "models", "pipelines", "settings", "stopping"},
-    "towers": SEAMS | {"local", "models", "pipelines", "settings"},
-    "triton": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
-    "llm": SEAMS | {"backends", "core", "local", "models", "pipelines", "settings"},
-    "tei": SEAMS | {"backends", "core", "llm", "local", "models", "pipelines", "settings"},
-    "opening": None,
-    "loader": None,
+    "python": LEAVES | {"app", "backends.parse_served", "config", "core", "models"},
+    "asgi": LEAVES | {"app", "config", "server"},
+    # The composition root.
     "app": None,
 }
 # Written into model repositories and run by Triton, never imported here.
@@ -81,7 +65,7 @@ WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 
 def name_of(path: Path) -> str:
-    """`core.planner` for src/shoal/core/planner.py; a package has the name of its folder."""
+    """`core.planner` for src/shoal/core/scheduling/planner.py; a package has the name of its folder."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -115,17 +99,41 @@ def test_imports_follow_the_layers(path: Path) -> None:
         assert not wrong, f"{name_of(path)} may not import {', '.join(sorted(wrong))}"
 
 
+def dialect_of(name: str) -> str:
+    """`openai` for surfaces.openai.chat; "" for what is no module of a dialect, and for what dialects share."""
+    package, _, rest = name.partition(".")
+    dialect = rest.partition(".")[0]
+    return dialect if package == "surfaces" and dialect != "shared" else ""
+
+
+DIALECTS = {dialect_of(name_of(path)) for path in FILES} - {""}
+
+
+def foreign_dialects(name: str, imported: set[str]) -> set[str]:
+    """The imports of other dialects' modules by the module `name`."""
+    return {each for each in imported if dialect_of(each) in DIALECTS - {dialect_of(name)}}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("surfaces.")], ids=name_of)
+def test_no_dialect_imports_another(path: Path) -> None:
+    """A dialect can be read, changed and removed alone: what two of them need is in surfaces/shared or http. Only
+    surfaces/__init__ knows them all."""
+    found = foreign_dialects(name_of(path), internal(path))
+    assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
+
+
 def test_every_top_level_name_has_a_rule() -> None:
     """A new package says where it stands before it is used, and no rule outlives its package."""
     found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
     assert found == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("name", sorted({"errors", "types", "names"}))
+@pytest.mark.parametrize("name", sorted({"decoding", "errors", "names", "once", "types"}))
 def test_leaves_import_little(name: str) -> None:
-    """errors, types and names know the standard library, msgspec and numpy, so that everything may import them."""
+    """decoding, errors, types and names know the standard library, msgspec and numpy (types knows decoding too), so
+    that everything may import them."""
     tops = {each.partition(".")[0] for each in imports(SOURCE / f"{name}.py")}
-    assert tops <= LEAF_LIBRARIES | sys.stdlib_module_names
+    assert tops <= LEAF_LIBRARIES | sys.stdlib_module_names | ({"shoal"} if name == "types" else set())
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -144,6 +152,53 @@ def test_nothing_reads_the_environment_on_import(path: Path) -> None:
         assert not (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}), f"{path}:{node.lineno}"
 
 
+FOLDERS = {path.name for path in (SOURCE / "backends").iterdir() if path.is_dir()} - {"base", "__pycache__"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).split(".")[0] != "backends"], ids=name_of)
+def test_nothing_names_a_backend(path: Path) -> None:
+    """Outside `backends` everything goes through the table; commands alone, for files and for Triton itself, name one,
+    and only what their layer lists."""
+    named = {name for name in internal(path) if name.startswith("backends.") and name.split(".")[1] in FOLDERS}
+    assert not named or name_of(path).startswith("cli."), f"{name_of(path)} names {', '.join(sorted(named))}"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_package_and_the_addresses_of_a_backend_import_little(name: str) -> None:
+    """They are imported before anything of the backend is used: no engine, no client, and no other backend."""
+    for file in ("__init__.py", "address.py"):
+        tree = ast.parse((SOURCE / "backends" / name / file).read_text())
+        found = {each.module or "" for each in tree.body if isinstance(each, ast.ImportFrom)}
+        found |= {alias.name for each in tree.body if isinstance(each, ast.Import) for alias in each.names}
+        heavy = {each for each in found if each.startswith("shoal.backends.") and ".base." not in each}
+        assert not heavy, f"{name}/{file} imports {', '.join(heavy)}"
+        libraries = {each.partition(".")[0] for each in found} - {"shoal"}
+        assert libraries <= sys.stdlib_module_names, f"{name}/{file} imports {', '.join(libraries)}"
+
+
+def typed_decoding(path: Path) -> Iterator[int]:
+    """The lines that have msgspec describe a type: `Decoder(...)`, `convert(...)`, `decode(..., type=...)`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("msgspec."):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            typed = any(each.arg == "type" for each in node.keywords)
+            if name in {"Decoder", "convert"} or (name == "decode" and typed):
+                yield node.lineno
+
+
+# Imported whole, by one thread, before a model is loaded (surfaces); commands that decode in one thread (cli, bench).
+ONE_THREAD = {"http", "surfaces", "cli", "bench", "decoding"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if name_of(path).partition(".")[0] not in ONE_THREAD], ids=name_of
+)
+def test_types_are_described_under_one_lock(path: Path) -> None:
+    """What threads of loads may run gets its decoders from `shoal.decoding`: msgspec's first decode of a type is no
+    thing for two threads at once."""
+    assert not list(typed_decoding(path)), f"use shoal.decoding in {path}"
+
+
 def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes under `node` outside the bodies of functions."""
     for child in ast.iter_child_nodes(node):
@@ -159,4 +214,16 @@ def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
     assert internal(file) == {"backends.fake"}
     assert not allowed("backends.fake", "surfaces", LEAVES | {"core"})
     assert allowed("core.gateway", "surfaces", LEAVES | {"core"})
+    assert foreign_dialects("surfaces.tei.embed", {"surfaces.openai.errors.x"})
+    assert foreign_dialects("surfaces.shared.listing", {"surfaces.openai.errors.x"})
+    assert not foreign_dialects("surfaces.tei.embed", {"surfaces.shared.listing.x", "surfaces.tei.wire", "http.errors"})
     assert BANNED.fullmatch(WORD.findall("RequestHandler")[1].lower())
+    file.write_text(
+        "import msgspec\n"
+        "def f(data):\n"
+        "    msgspec.json.Decoder(int)\n"
+        "    msgspec.convert(data, int)\n"
+        "    msgspec.msgpack.decode(data, type=int)\n"
+        "    msgspec.json.decode(data)\n"
+    )
+    assert list(typed_decoding(file)) == [3, 4, 5]

@@ -22,7 +22,8 @@ class Call:
             "type": "http",
             "method": "GET",
             "path": "/health/live",
-            "headers": [],
+            "http_version": "1.1",
+            "headers": [(b"host", b"127.0.0.1")],
             "query_string": b"",
         } | scope
         self.received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.openai_server import FakeUpstream
 from tests.fakes.tei import FakeTei
-from tests.unit.fetching.kit import web
+from tests.unit.http.fetching.kit import web
 
 
 async def upstream(turns: int) -> None:

@@ -26,14 +26,31 @@ def ruled(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-@pytest.mark.parametrize("group", ["dev", "clients"])
+@pytest.mark.parametrize("group", ["dev", "clients-base"])
 def test_every_environment_of_tests_has_what_the_rules_import(group: str) -> None:
     """They are read in all of them: one package less, and nothing there can be run at all."""
     project = tomllib.loads((RULES.parents[1] / "pyproject.toml").read_text())
-    there = {wanted.partition(">")[0] for wanted in project["dependency-groups"][group]}
+    there = {wanted.partition(">")[0] for wanted in project["dependency-groups"][group] if isinstance(wanted, str)}
     read = ast.walk(ast.parse(RULES.read_text()))
     imported = {node.module.partition(".")[0] for node in read if isinstance(node, ast.ImportFrom) and node.module}
     assert imported - sys.stdlib_module_names <= there
+
+
+def test_processes_of_tests_heed_ctrl_c(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a script runs the tests in its background, which leaves SIGINT ignored in all that it starts."""
+    ruled.makepyfile(
+        """
+        import signal, subprocess, sys
+
+        PROGRAM = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+
+        def test_one():
+            assert subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True).returncode == -signal.SIGINT
+        """
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    script = f"trap '' INT; exec {sys.executable} -m pytest -p no:cacheprovider"
+    assert ruled.run("sh", "-c", script).ret == 0
 
 
 def test_a_skip_fails_in_ci(ruled: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,60 +1,94 @@
-"""The places where a model runs. Engines of local models are named here and imported only when one is opened."""
+"""The places where a model runs: one folder each, and the table of their schemes.
+
+A backend is its folder and its line in the table. The folder's package has its class as `BACKEND`, and its module
+`address` the parsers of its schemes as `SCHEMES`; both import little, and only once they are asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING
 
-from shoal.backends._options import Checked, EngineOptions
-from shoal.core.protocols import Engine
-from shoal.errors import ConfigError, MissingExtra
+from shoal.models.address import Address, Grammar, Scheme, Served
 
-ENGINES = {
-    "openvino": "shoal.backends.openvino:open",
-    "onnxruntime": "shoal.backends.onnx:open",
+if TYPE_CHECKING:
+    from shoal.backends.base.backend import Backend, Resources
+    from shoal.config.settings import Settings
+
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "local": ("hf", "pypi", "file"),
+    "triton": ("triton", "tritons"),
+    "tei": ("tei+http", "tei+https", "tei+grpc", "tei+grpcs"),
+    "openai": ("openai+http", "openai+https"),
+    "fake": ("fake",),
 }
-"""Engine name, which is also the package that it needs, to its "module:open"; `auto` tries them in this order."""
+"""The folder of each backend, which is also its name, and the schemes of its addresses."""
 
-FOLDER_ENGINES = {"torch": "shoal.backends.torch:open"}
-"""Engines that run a model's folder, as its author published it, with `EngineOptions.spec`; the others run graphs.
-`auto` comes to them last."""
-
-EXTRAS = {"openvino": "local", "onnxruntime": "ort", "torch": "torch"}
+FILE_BACKENDS = ("local", "triton")
+"""Backends that run models of files: what the setting `backend` may name. The last that can is used where it names
+none."""
 
 
-class Open(Protocol):
-    """Loads `graph`, a file or the folder of a model, and answers an engine that is warm enough to serve.
-
-    Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here), MissingExtra.
-    """
-
-    async def __call__(self, graph: Path, *, name: str, options: EngineOptions) -> Engine: ...
+def backend_of(scheme: str) -> str | None:
+    """The name of the backend that the addresses of a scheme belong to; None for an unknown scheme."""
+    return next((name for name, schemes in BACKENDS.items() if scheme in schemes), None)
 
 
-def choose(engine: str = "auto") -> str:
-    """The engine to use: the one asked for, else the first that is installed.
-
-    Raises MissingExtra when it, or all, are not installed; ConfigError for a name that is not in the table.
-    """
-    known = (*ENGINES, *FOLDER_ENGINES)
-    if engine == "auto":
-        for name in known:
-            if find_spec(name) is not None:
-                return name
-        raise MissingExtra("a local model", "local")
-    if engine not in known:
-        raise ConfigError(f"engine {engine!r} is unknown; use auto, {' or '.join(known)}", param="engine")
-    if find_spec(engine) is None:
-        raise MissingExtra(f"the engine {engine}", EXTRAS[engine])
-    return engine
+def backend_class(name: str) -> type[Backend]:
+    """The class of a backend of the table."""
+    found: type[Backend] = import_module(f"shoal.backends.{name}").BACKEND
+    return found
 
 
-def opener(engine: str) -> Open:
-    """The `open` of an engine that `choose` answered; imports its module."""
-    module, _, function = (ENGINES | FOLDER_ENGINES)[engine].partition(":")
-    return cast(Open, getattr(import_module(module), function))
+def file_backend(settings: Settings) -> str:
+    """The backend that models of files run on where nothing else is said."""
+    return next(name for name in reversed(FILE_BACKENDS) if not backend_class(name).no_files(settings))
 
 
-__all__ = ["ENGINES", "FOLDER_ENGINES", "Checked", "EngineOptions", "Open", "choose", "opener"]
+def scheme_of(name: str) -> Scheme:
+    """How addresses of a scheme of the table read."""
+    schemes: Mapping[str, Scheme] = import_module(f"shoal.backends.{backend_of(name)}.address").SCHEMES
+    return schemes[name]
+
+
+def parse_address(text: str) -> Address:
+    """Parse one address of any backend. Raises AddressError that says what to write instead."""
+    return _grammar().address(text)
+
+
+def parse_served(text: str) -> Served:
+    """Parse one argument of `shoal serve`. Raises AddressError."""
+    return _grammar().served(text)
+
+
+def _grammar() -> Grammar:
+    return Grammar([scheme for schemes in BACKENDS.values() for scheme in schemes], scheme_of)
+
+
+class Backends:
+    """The backends in use, by name; one is made when it is first asked for."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._made: dict[str, Backend] = {}
+
+    def __getitem__(self, name: str) -> Backend:
+        if name not in self._made:
+            self._made[name] = backend_class(name)(self._resources)
+        return self._made[name]
+
+    def of_address(self, address: Address) -> Backend:
+        """The backend that the address belongs to."""
+        name = backend_of(address.scheme)
+        assert name is not None, f"{address.scheme} is no scheme of the table"
+        return self[name]
+
+    def of_files(self, settings: Settings) -> list[Backend]:
+        """Those that run models of files under these settings."""
+        return [self[name] for name in FILE_BACKENDS if not backend_class(name).no_files(settings)]
+
+    async def aclose(self) -> None:
+        made, self._made = self._made, {}
+        for backend in reversed(made.values()):
+            await backend.aclose()

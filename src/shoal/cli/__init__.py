@@ -33,7 +33,7 @@ class _Command(TyperCommand):
     whose value is shown as FILE... takes every word up to the next flag, as a shell writes out *.jpg."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from shoal.presets import SWITCHES
+        from shoal.config.presets import SWITCHES
 
         given: list[str] = []
         for word, following in zip_longest(args, args[1:], fillvalue=""):

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from shoal import config
-from shoal.presets import FLAGS, PRESETS
-from shoal.settings import SETTINGS, Setting
+from shoal.config.presets import FLAGS, PRESETS
+from shoal.config.settings import SETTINGS, Setting
 
 ConfigFile = Annotated[
     Path | None,

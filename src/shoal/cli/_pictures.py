@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import InvalidValue, ShoalError
-from shoal.pictures import check_head, check_picture, read_picture
+from shoal.python.images import check_head, check_picture, read_picture
 from shoal.types import Image
 
 STDIN = "-"

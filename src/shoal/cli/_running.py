@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli._asking import Server, first_key
+from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
-from shoal.settings import Settings
 
 PATIENCE_S = 60.0
 """For one answer: none of those asked for here waits for a model."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import __version__
 from shoal.config import is_loopback
-from shoal.settings import Settings
+from shoal.config.settings import Settings
 from shoal.types import TaskKind
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def url(host: str, port: int) -> str:
 def _card(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
     """`claimed`: the model that each task is of, where several say so."""
     if card.facts is None:
-        return f"{card.state}: {card.error}" if card.error else card.standing
+        return card.standing
     parts = list(_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
     for task in card.default_for:

@@ -34,7 +34,7 @@ def chat(
     ] = False,
     endpoint: Annotated[Literal["chat", "completions"], typer.Option(help="The path to ask.")] = "chat",
     triton: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Ask this Triton over gRPC, and nothing else; needs --model.")
+        str, typer.Option(metavar="HOST:PORT|PATH", help="Ask this Triton over gRPC, and nothing else; needs --model.")
     ] = "",
     server_pid: Annotated[
         int | None, typer.Option(metavar="PID", help="The server's process here: its processor time a token is told.")

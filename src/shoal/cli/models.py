@@ -12,18 +12,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from shoal.backends import parse_address
 from shoal.cli._options import with_settings
 from shoal.cli._running import Running, named
 from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import Loaded
 from shoal.errors import AddressError, ConfigError, SourceError
-from shoal.models.address import Address, parse_address
+from shoal.models.address import Address
+from shoal.models.convert.variants import Parity, made_of
 from shoal.models.manifest import GenerationSpec, ImagePart, check_files
 from shoal.models.open_clip_names import held_by
 from shoal.models.progress import Progress
-from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
+from shoal.models.sources.pins import DEFAULT_MODEL, of_alias
 from shoal.models.store import Store, Stored
-from shoal.models.variants import Parity, made_of
 from shoal.specs import ContrastSpec, TextSpec
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
@@ -47,14 +48,14 @@ def pull(
     loaded: Loaded,
 ) -> None:
     """Fetch a model, convert and verify it, so that serving it needs no network."""
+    from shoal.backends.local.open import prepare_local
     from shoal.cli.progress import TerminalProgress
-    from shoal.local import prepare_local
 
     if to == "triton":
         _need_repository(loaded)
     began = time.monotonic()
     with TerminalProgress() as progress:
-        wanted = held_by(parse_address(address))
+        wanted = of_alias(held_by(parse_address(address)))
         stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
         written = _publish(wanted, loaded, progress) if to == "triton" else ""
     took = time.monotonic() - began
@@ -66,7 +67,7 @@ def pull(
 
 def _publish(address: Address, loaded: Loaded, progress: Progress) -> str:
     """Write it into the repository; says where it is, and whether Triton has loaded it."""
-    from shoal.triton import publish
+    from shoal.backends.triton.open import publish
 
     return asyncio.run(publish(address, loaded.settings, progress))
 
@@ -155,7 +156,7 @@ def rm(
         typer.echo(f"removed {name}")
         return
     if origin == "triton":
-        from shoal.triton import withdraw
+        from shoal.backends.triton.open import withdraw
 
         _need_repository(loaded)
         if not asyncio.run(withdraw(name, loaded.settings)):
@@ -170,11 +171,9 @@ def rm(
 
 def _find(store: Store, name: str) -> list[Stored]:
     """The entries that a name means, newest first: by id, alias, address or exact revision. Raises SourceError."""
-    if name in DEFAULT_ALIASES:
-        name = DEFAULT_MODEL
     wanted = {name}
     with contextlib.suppress(AddressError):  # a folder's id need not be an address
-        wanted.add(str(held_by(parse_address(name))))
+        wanted.add(str(of_alias(held_by(parse_address(name)))))
     entries = store.entries()
     found = [one for one in entries if wanted & {one.manifest.id, one.manifest.address, one.manifest.source}]
     if not found:

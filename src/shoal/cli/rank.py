@@ -66,7 +66,7 @@ def rank(
 
 
 async def _local(opening: AbstractAsyncContextManager[App], picture: Image, texts: Sequence[str]) -> list[_Row]:
-    from shoal.core.contrast import compare
+    from shoal.core.image_text_scoring import compare
     from shoal.types import Context
 
     async with opening as app:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.backends import parse_served
+from shoal.cli._errors import exit_code
 from shoal.cli._options import with_settings
 from shoal.cli.banner import announce, url
 from shoal.config import Loaded, check_bind
-from shoal.errors import SetupError
-from shoal.models.address import parse_served
-from shoal.settings import ModelTable, Settings
+from shoal.config.settings import ModelTable, Settings
+from shoal.errors import SetupError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.app import App
@@ -47,14 +48,16 @@ def serve(
 
     from shoal.observability import logs
     from shoal.server import bind
+    from shoal.server.listener import raise_descriptor_limit
 
     settings = loaded.settings
     check_bind(settings)
     for address in loaded.served:  # a typing error is told before anything listens
         parse_served(address)
+    raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
-        stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
+        lines = stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
         port = sockets[0].getsockname()[1]
         _log.info("listening on %s, loading models", url(settings.host, port))
         # Only now: a port in use or a wrong setting is told before the parts that take time to import.
@@ -63,7 +66,13 @@ def serve(
 
         progress = stack.enter_context(TerminalProgress(log=_log))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
+        try:
+            runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
+        except ShoalError as error:
+            if not lines.as_json:
+                raise
+            _log.error("%s", error.message)  # what reads the log expects nothing else behind it
+            raise typer.Exit(exit_code(error)) from None
 
 
 async def _serve(opening: AbstractAsyncContextManager[App], loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
@@ -74,7 +83,12 @@ async def _serve(opening: AbstractAsyncContextManager[App], loaded: Loaded, sock
     with stop_signals(stop):
         async with opening as app:
             server = HttpServer(
-                app.asgi, sockets, drain_delay_s=settings.drain_delay_s, drain_timeout_s=settings.drain_timeout_s
+                app.asgi,
+                sockets,
+                app.asgi.render_error,
+                drain_delay_s=settings.drain_delay_s,
+                drain_timeout_s=settings.drain_timeout_s,
+                drain_idle_s=settings.drain_idle_s,
             )
             loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
@@ -93,6 +107,7 @@ async def _announce(app: App, loaded: Loaded, port: int) -> None:
     else is served is announced meanwhile, and everything once it came.
     """
     loading = asyncio.create_task(app.wait_loaded())
+    told: set[str] = set()
     try:
         while not loading.done():
             await asyncio.wait({loading}, timeout=LOOK_S)
@@ -100,11 +115,11 @@ async def _announce(app: App, loaded: Loaded, port: int) -> None:
             if waiting and not loading.done():
                 for card in waiting:
                     _log.warning("%s is not served yet: %s", card.name, card.note)
-                _tell(app, loaded.settings, port)
+                _tell(app, loaded.settings, port, told)
                 await loading
     finally:
         loading.cancel()
-    _tell(app, loaded.settings, port)
+    _tell(app, loaded.settings, port, told)
     if not app.gateway.waiting:  # whose models nobody knows yet
         _tell_of_tables(loaded.models, [card.name for card in app.gateway.models()])
 
@@ -118,13 +133,16 @@ def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
     return loading if all(card.note.startswith("waiting") and ": " in card.note for card in loading) else []
 
 
-def _tell(app: App, settings: Settings, port: int) -> None:
+def _tell(app: App, settings: Settings, port: int, told: set[str]) -> None:
+    """Announce what is served. `told`: failures that the log has already, to which those of now are added."""
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]
     if failed and len(failed) == len(cards):
         raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed))
     for card in failed:
-        _log.error("%s cannot be served: %s", card.name, card.error)
+        if card.name not in told:
+            told.add(card.name)
+            _log.error("%s cannot be served: %s", card.name, card.error)
     for place, reason in app.gateway.waiting.items():
         _log.warning("%s is not there yet: %s", place, reason)
     announce(settings, port, cards)

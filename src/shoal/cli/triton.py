@@ -46,11 +46,23 @@ def up(
             "--repository", metavar="DIR", help="Its model repository (default $SHOAL_HOME/triton/repository)."
         ),
     ] = None,
+    grpc_port: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=65535, help="Its number, or open gRPC port; 0 takes a free one."),
+    ] = 8001,
+    open_ports: Annotated[
+        bool,
+        typer.Option(
+            "--open-ports",
+            help="Listen on ports of 127.0.0.1: every local user, and web pages, can then run code as you.",
+        ),
+    ] = False,
     http_port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="HTTP port; 0 takes a free one.")
-    ] = 8000,
-    grpc_port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="gRPC port; likewise.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Metrics port; likewise.")] = 8002,
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="HTTP port with --open-ports (default 8000).")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Metrics port with --open-ports (default 8002).")
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay until Ctrl-C and stop it then, instead of leaving it running.")
     ] = False,
@@ -61,16 +73,20 @@ def up(
     from shoal.backends.triton import supervise
     from shoal.cli.progress import TerminalProgress
 
-    options = _options(
-        loaded, repository=repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, owner="up"
-    )
+    ports = {"http_port": http_port, "metrics_port": metrics_port}
+    given: dict[str, Any] = {name: port for name, port in ports.items() if port is not None}
+    if given and not open_ports:
+        raise SetupError(
+            "only a Triton with open ports has HTTP and metrics: add --open-ports, or leave their ports out"
+        )
+    options = _options(loaded, repository=repository, open_ports=open_ports, grpc_port=grpc_port, owner="up", **given)
     with TerminalProgress() as progress:
         if foreground:
             _foreground(options, progress)
             return
         folder, state, started = supervise.start(options, progress)
     how = "is ready" if started else "was running already"
-    typer.echo(f"Triton {state.version} {how} at triton://127.0.0.1:{state.grpc_port}")
+    typer.echo(f"Triton {state.version} {how} at triton://{state.url}")
     facts = _facts(folder, state, True)
     typer.echo("\n".join(_lines({name: facts[name] for name in ("repository", "http", "log")})))
 
@@ -176,12 +192,17 @@ def _foreground(options: TritonOptions, progress: Any) -> None:
 
 
 def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
-    """What `status` tells of a server; "stale": its supervisor was killed, and the server with it."""
+    """What `status` tells of a server; "stale": its supervisor was killed, and the server with it. `grpc` is the target
+    that gRPC clients take; without open ports there is no `http` and no `metrics`."""
+    from shoal.backends.triton.client import grpc_target
+    from shoal.backends.triton.state import HOST
+
     return {
         "phase": state.phase if supervised else "stale",
-        "grpc": f"127.0.0.1:{state.grpc_port}",
-        "http": f"127.0.0.1:{state.http_port}",
-        "metrics": f"127.0.0.1:{state.metrics_port}",
+        "number": state.grpc_port,
+        "grpc": grpc_target(state.url),
+        "http": "" if state.socket else f"{HOST}:{state.http_port}",
+        "metrics": "" if state.socket else f"{HOST}:{state.metrics_port}",
         "version": state.version,
         "pid": state.server.pid if supervised and state.server else None,
         "supervisor": state.supervisor.pid if supervised else None,

@@ -1,6 +1,6 @@
 """Rows that were computed before, in memory: bounded by their bytes, the one that was not asked for longest goes first.
 
-Pure: no files, no clock, no loop. What survives a restart lies over this one (`shoal.row_cache`).
+Pure: no files, no clock, no loop. What survives a restart lies over this one (`shoal.cache`).
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from contextlib import aclosing, asynccontextmanager
 from typing import overload
 
 from shoal.core import similarity
-from shoal.core.lifecycle import Lifecycle
-from shoal.core.limits import size_of, traffic_of
+from shoal.core.generation.stream_limit import StreamLimit
+from shoal.core.generation.stream_timeout import Silence
+from shoal.core.lifecycle.lifecycle import Lifecycle
 from shoal.core.protocols import Checking, GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
 from shoal.core.registry import Model, ModelCard, Registry
-from shoal.core.silence import Silence
+from shoal.core.scheduling.admission import size_of, traffic_of
 from shoal.core.statistics import Counts
-from shoal.core.streams import StreamLimit
 from shoal.core.threads import Threads
 from shoal.errors import (
     DeadlineExceeded,
@@ -52,6 +52,10 @@ from shoal.types import (
 logger = logging.getLogger("shoal.core")
 
 
+UNNAMED = frozenset({"dummy", "tgi"})
+"""What Hugging Face's clients call the model of a server that has one alone."""
+
+
 class Gateway:
     """Resolves models, checks what they can do, tells the observer, and passes on.
 
@@ -67,6 +71,7 @@ class Gateway:
         registry: Registry,
         observer: Observer | None = None,
         *,
+        lifecycle: Lifecycle | None = None,
         first_token_timeout_s: float = 60.0,
         token_timeout_s: float = 60.0,
         threads: Threads | None = None,
@@ -74,7 +79,7 @@ class Gateway:
     ) -> None:
         self.registry = registry
         self.draining = False
-        self.lifecycle: Lifecycle | None = None
+        self.lifecycle = lifecycle
         self.waiting = registry.waiting
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
@@ -179,6 +184,8 @@ class Gateway:
         """The served model and the adapter ("" for none) that a client's name means: also `model:adapter`, and
         `model:latest`, which is the model itself. Raises ModelNotFound."""
         found = self.registry.get(name) if name else None
+        if found is None and name in UNNAMED:
+            name = ""
         base, colon, tail = name.rpartition(":")
         if found is None and colon and (model := self.registry.get(base)) is not None:
             if tail == "latest":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.core.jobs import Job
-from shoal.core.loading import Entry
+from shoal.core.lifecycle.jobs import Job
+from shoal.core.lifecycle.loading import Entry
+from shoal.core.lifecycle.states import State
 from shoal.core.protocols import ModelFacts
 from shoal.core.registry import Model
-from shoal.core.states import State
 from shoal.errors import ShoalError
 
 Status = Literal["loaded", "sleeping", "loading", "unloaded", "downloading", "unloading", "failed"]
@@ -27,7 +27,8 @@ STATUSES: dict[State, Status] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """A model that is served or could be. `fraction` (0..1) while it loads or downloads, where known; `error` when it
-    failed; `note`: what it is doing or waiting for; `size` in bytes, `created` in Unix seconds, 0 where not known."""
+    failed; `note`: what it is doing or waiting for; `size` in bytes, `created` in Unix seconds, 0 where not known;
+    `digest`: of its files, "" where not known."""
 
     name: str
     source: str
@@ -39,6 +40,7 @@ class Listing:
     size: int = 0
     managed: bool = True
     created: int = 0
+    digest: str = ""
     aliases: tuple[str, ...] = ()
     facts: ModelFacts | None = None
 
@@ -57,6 +59,7 @@ def listed(model: Model, entry: Entry | None, job: Job | None) -> Listing:
         size=(plan.size if plan is not None else 0) or (entry.size if entry is not None else 0),
         managed=entry is None or entry.managed,
         created=card.created,
+        digest=entry.digest if entry is not None else "",
         aliases=card.aliases,
         facts=card.facts,
     )
@@ -75,4 +78,5 @@ def possible(entry: Entry, status: Status, error: ShoalError | None, job: Job | 
         size=entry.size,
         managed=entry.managed,
         created=entry.created,
+        digest=entry.digest,
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.core.protocols import Counted, Engine, Pipeline
 from shoal.errors import ConfigError, EngineFailed, ShoalError
-from shoal.types import Array, Batched, Classify, Embed, SparseVector, TextPair, Vectors
+from shoal.types import Array, Batched, Classify, Embed, SparseVector, TextPair, VectorKind, Vectors
 
 TEXTS = ("A shoal of herring turns as one.", "42", "Où est la bibliothèque ?", "for i in range(10): print(i)")
 """Short, and unlike each other: models that differ at all differ on one of them."""
@@ -152,6 +152,11 @@ async def probe_scores(
     """As `probe`, for a model of scores: those of `items`."""
     task = Classify(model="", inputs=list(items), raw_scores=True, truncate=True)
     return ProbedScores(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
+
+
+async def probe_token(engine: Engine, pipeline: Pipeline, deadline: float, token: int, kind: VectorKind) -> None:
+    """Have the model read one token id. Raises what the engine and the pipeline raise."""
+    await _rows(engine, pipeline, Embed(model="", inputs=[[token]], outputs=(kind,), truncate=True), deadline)
 
 
 async def _rows(engine: Engine, pipeline: Pipeline, task: Batched, deadline: float) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from shoal.errors import ShoalError
 from shoal.specs import ContrastSpec
@@ -249,6 +249,23 @@ class Statistics(Protocol):
     async def statistics(self) -> list[ModelStats]: ...
 
 
+ReplicaState = Literal["in_service", "ejected", "on_trial", "out_of_service"]
+"""Ejected: it is there and failed too often. On trial: it was, and gets one request at a time until one succeeds."""
+
+
+class ReplicaStatus(NamedTuple):
+    name: str
+    state: ReplicaState
+    ejections: int
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """Optional: a runner whose work goes to replicas, and how each of them is; from memory, at once."""
+
+    def replicas(self) -> list[ReplicaStatus]: ...
+
+
 @runtime_checkable
 class Checking(Protocol):
     """Optional: a runner that can tell at once, and cheaply, what is wrong with a generation as a whole. `stream`
@@ -275,9 +292,9 @@ class ModelFacts:
     outcome of the load-time comparison, in words. `context_tokens`: what prompt and answer may have together, where
     the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`. `vectors`: the
     kinds that an embedder gives, the first where a client names none. `labels`: of a classifier, in the order of its
-    scores; a reranker has one. `answers`: a digest of what it answered when it was opened, where nothing else tells
-    its weights for sure. `modalities`: what its inputs may be. `contrast`: how a model whose pictures and texts share
-    a space compares them.
+    scores; a reranker has one. `normalized`: whether a Normalize of its own ends it, or that is not known. `answers`: a
+    digest of what it answered when it was opened, where nothing else tells its weights for sure. `modalities`: what its
+    inputs may be. `contrast`: how a model whose pictures and texts share a space compares them.
     """
 
     source: str
@@ -297,6 +314,7 @@ class ModelFacts:
     adapters: tuple[str, ...] = ()
     vectors: tuple[VectorKind, ...] = ("dense",)
     labels: tuple[str, ...] = ()
+    normalized: bool = True
     answers: str = ""
     modalities: tuple[Modality, ...] = ("text",)
     contrast: ContrastSpec | None = None
@@ -332,14 +350,16 @@ class Runner(Protocol):
 class Prompt:
     """What a model continues: a text, its token ids where there is a tokenizer (and then `tokens`, their number).
 
-    `cut`: messages that an opt-in truncation policy left out. `opened`: the text ends inside of what the model thinks,
-    so that its answer begins there.
+    `cut`: messages that an opt-in truncation policy left out. `ignored`: fields of the request that are not in it,
+    since the model cannot take them. `opened`: the text ends inside of what the model thinks, so that its answer begins
+    there.
     """
 
     text: str
     ids: tuple[int, ...] | None = None
     tokens: int | None = None
     cut: int = 0
+    ignored: tuple[str, ...] = ()
     opened: bool = False
 
 
@@ -366,12 +386,14 @@ class GeneratorFacts:
     """What a text generator states about itself.
 
     `parameters`: names of the Sampling fields that it honours; `stop` need not be one of them, since whatever follows
-    a stop text is cut off anyway. `wants_ids`: it reads token ids, so there must be a tokenizer. `gives`: what its
+    a stop text is cut off anyway. `top_logprobs`: how many likely tokens it tells at most beside the chosen one,
+    None for any number. `wants_ids`: it reads token ids, so there must be a tokenizer. `gives`: what its
     pieces hold. `context_tokens`: prompt and answer together, None where not known. `adapters` as in ModelFacts.
     """
 
     name: str
     parameters: frozenset[str]
+    top_logprobs: int | None = None
     wants_ids: bool = False
     gives: Literal["delta", "cumulative", "ids"] = "delta"
     context_tokens: int | None = None
@@ -471,7 +493,8 @@ class Operation:
     `render_error` turns into its dialect. `request` and `response` are the types of the JSON bodies (None: no
     body); `errors` maps the statuses that `endpoint` can answer to the type of their bodies (`str`: text). What the
     front answers before it calls the endpoint (keys, bounds of the body, bad JSON) follows from `access`, `method` and
-    `request`, and is not listed. `limit` overrides the byte limit of the body. `quiet`: machines ask it every few
+    `request`, and is not listed. `limit` overrides the byte limit of the body; 0: `endpoint` refuses every request,
+    before its body is read. `quiet`: machines ask it every few
     seconds, so the access log has it at debug only. `generates`: its time is generate_timeout_s, not
     embed_timeout_s. For the document only: `example` is a request body that works on
     any model, `headers` maps the headers of a success, beyond `x-request-id`, to what they say.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import count
 
-from shoal.core.loading import Plan
+from shoal.core.lifecycle.loading import Plan
+from shoal.core.lifecycle.states import Happening, State, after
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.core.states import Happening, State, after
 from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
 
@@ -55,6 +55,9 @@ class ModelCard:
 
 _MOST_NAMED = 8
 """Models that a message lists."""
+
+_MOST_UNLOADED = 1000
+"""Names of unloaded models that are remembered."""
 
 
 def _nobody() -> None: ...
@@ -147,8 +150,8 @@ class Model:
 
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
-    hears the name of each that was removed. `waiting`: servers that were named at start and whose models are not known
-    yet, or, of those in `told`, still loading, with the reason.
+    hears the name of each that was removed; one that was unloaded is spoken of as such. `waiting`: servers that were
+    named at start and whose models are not known yet, or, of those in `told`, still loading, with the reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
@@ -163,6 +166,7 @@ class Registry:
         self._places: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._count = count()
+        self._unloaded: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -181,6 +185,21 @@ class Registry:
             self._models[each.name] = self._models.pop(each.name)
         for name in (model.name, *model.aliases):
             self._names[name] = model
+            self._unloaded.pop(name, None)
+
+    def unloaded(self, model: Model) -> None:
+        """It was taken out by somebody's wish, and can be loaded again."""
+        self._unloaded |= dict.fromkeys((model.name, *model.aliases), model.name)
+        for name in list(self._unloaded)[:-_MOST_UNLOADED]:
+            del self._unloaded[name]
+
+    def remembers(self, name: str) -> bool:
+        """Whether a model of that name was unloaded, and not deleted since."""
+        return name in self._unloaded
+
+    def forget(self, name: str) -> None:
+        """It was deleted: there is no such model any longer."""
+        self._unloaded = {each: of for each, of in self._unloaded.items() if of != name}
 
     def remove(self, model: Model) -> None:
         self._models.pop(model.name, None)
@@ -237,7 +256,11 @@ class Registry:
     def _unknown(self, name: str, task: TaskKind) -> str:
         if not name:
             lacking = f"none of the models served can {task}" if self._models else "no model is served"
+            if self._unloaded:
+                return f"{lacking}; {_shown(self._unloaded.values())} can be loaded again"
             return f"{lacking}: start one with `shoal serve ADDRESS`"
+        if unloaded := self._unloaded.get(name):
+            return f"the model {unloaded!r} is unloaded: load it again (`shoal load {unloaded}`)"
         return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {self._instead(name)}"
 
     def _instead(self, name: str) -> str:
@@ -246,6 +269,10 @@ class Registry:
         if near:
             return f"did you mean {near[0]!r}?"
         # By their names, not by a route that lists them: a program in Python has no server to ask.
-        names = [repr(each) for each in self._models]
-        more = ["..."] if len(names) > _MOST_NAMED else []
-        return f"the ones served are {', '.join(names[:_MOST_NAMED] + more)}" if names else "no model is served"
+        names = _shown(self._models)
+        return f"the ones served are {names}" if names else "no model is served"
+
+
+def _shown(names: Iterable[str]) -> str:
+    quoted = [repr(each) for each in dict.fromkeys(names)]
+    return ", ".join(quoted[:_MOST_NAMED] + ["..."] * (len(quoted) > _MOST_NAMED))

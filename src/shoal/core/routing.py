@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shoal.core.closing import close_all
-from shoal.core.protocols import Breakable, Checking, ModelFacts, Runner, TextCodec, Token
+from shoal.core.protocols import Breakable, Checking, ModelFacts, ReplicaStatus, Replicated, Runner, TextCodec, Token
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import Batched, Chunk, Context, Generate, Result, TaskKind, kind_of
 
@@ -64,6 +64,9 @@ class ByTask:
         for runner in self._runners:
             if isinstance(runner, Breakable):
                 runner.when_broken(call)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return [status for runner in self._runners if isinstance(runner, Replicated) for status in runner.replicas()]
 
     def ready(self) -> bool:
         return all(runner.ready() for runner in self._runners)

@@ -18,10 +18,10 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from shoal.core.facts import together
-from shoal.core.limits import traffic_of
-from shoal.core.placing import place_in
+from shoal.core.batch_facts import together
+from shoal.core.input_errors import place_in
 from shoal.core.protocols import ModelFacts, Runner
+from shoal.core.scheduling.admission import traffic_of
 from shoal.core.threads import Threads
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError, Unsupported
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, Rerank, Scored, Vectors

@@ -43,15 +43,15 @@ class Counts(Observer):
     once.
     """
 
-    def __init__(self, inner: Observer | None = None) -> None:
+    def __init__(self, inner: Observer | None = None, caches: Callable[[], Mapping[str, CacheCounts]] = dict) -> None:
         self._inner = inner or Observer()
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
-        self.caches: Callable[[], Mapping[str, CacheCounts]] = dict
+        self._caches = caches
 
     def of(self, model: str) -> ModelStats:
         """What is known of a model, all zeros when it has done nothing."""
         tally = self._tallies.get(model) or _Tally()
-        cached = self.caches().get(model, CacheCounts())
+        cached = self._caches().get(model, CacheCounts())
         return ModelStats(
             name=model,
             last_inference=int(tally.last * 1000),

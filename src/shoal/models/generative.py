@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from shoal.errors import ModelFileError
-from shoal.models.contract.json_file import JsonFile, read_object
+from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.gguf import Gguf, read_gguf, write_settings
+from shoal.models.gguf_support import check as check_support
 from shoal.models.manifest import GenerationSpec
 from shoal.models.sources.select import IR, generative
 from shoal.models.tokenizer_file import TOKENIZER
@@ -70,11 +71,11 @@ def take(folder: Path, target: Path, *, place: str = "") -> Generative:
         parameters = check_ir(folder)
         text = "the model's own OpenVINO graph"
         cache: tuple[tuple[int, int], ...] = ()
-        kept = ""
     else:
         gguf: Gguf = read_gguf(folder / graph[0])
+        check_support(gguf)
         write_settings(gguf, target)
-        parameters, cache, kept = gguf.parameters, gguf.cache_heads, gguf.cache_precision
+        parameters, cache = gguf.parameters, gguf.cache_heads
         text = f"the model's own GGUF ({gguf.architecture})"
     if not (target / TOKENIZER).is_file():
         raise ModelFileError(
@@ -92,7 +93,6 @@ def take(folder: Path, target: Path, *, place: str = "") -> Generative:
         vocab_size=_vocabulary(config),
         stop_ids=_stops(target),
         cache_heads=cache,
-        cache_precision=kept,
     )
     return Generative(spec, graph[0], parameters, text)
 

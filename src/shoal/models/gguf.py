@@ -13,7 +13,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import ModelFileError
 
@@ -32,7 +32,6 @@ _LLAMA3 = (
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [],
-    "default": [],
     "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
     "qwen2": [{"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated", "invert": False}],
     "smollm": [{"type": "Digits", "individual_digits": True}],
@@ -41,7 +40,7 @@ _SPLITS["llama3"] = _SPLITS["llama-v3"] = _SPLITS["llama-bpe"]
 _SPLITS["deepseek-r1-qwen"] = _SPLITS["qwen2"]
 """How texts are cut before pairs are merged, by the name that llama.cpp has for it; [] is GPT-2's own way."""
 
-_OWN_REGEX = ("gpt-2", "default", "smollm")
+_OWN_REGEX = ("gpt-2", "smollm")
 _CONTROL, _USER_DEFINED = 3, 4
 _ALIGNMENT = 32
 _MOST_ENTRIES, _MOST_ITEMS, _MOST_BYTES = 2**16, 2**24, 2**26
@@ -55,6 +54,14 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 
 
+class TensorInfo(NamedTuple):
+    """`shape` as the file has it, the length of a row first; `kind`: key of BLOCKS."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+
+
 @dataclass(frozen=True, slots=True)
 class Gguf:
     """`metadata` by its keys; `parameters`: weights in all; `vocab_size`: rows of the token table."""
@@ -63,6 +70,7 @@ class Gguf:
     metadata: dict[str, Any]
     parameters: int
     vocab_size: int
+    tensors: tuple[TensorInfo, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -84,11 +92,6 @@ class Gguf:
         width = self.number("attention.key_length", max(1, self.number("embedding_length") // heads))
         each = (self.number("attention.head_count_kv", heads), width)
         return (each,) * (2 * self.number("block_count", most=_MOST_LAYERS))
-
-    @property
-    def cache_precision(self) -> str:
-        """How OpenVINO GenAI caches them: in f16, unless the weights are quantised."""
-        return "f16" if self.metadata.get("general.file_type") in (0, 1) else "u8"
 
     def refuse(self, why: str, key: str | None = None) -> ModelFileError:
         return ModelFileError(why, file=self.name, key=key)
@@ -138,9 +141,10 @@ class _Reader:
             raise made.refuse("is a part of a model: join the parts with `llama-gguf-split --merge`", "split.count")
         return made
 
-    def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int]:
-        """(weights in all, rows of the token table) of tensors that are all within the file."""
+    def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int, tuple[TensorInfo, ...]]:
+        """(weights in all, rows of the token table, the tensors), which are all within the file."""
         parameters = vocabulary = needed = 0
+        found = []
         for _ in range(count):
             name = self._text()
             shape = self._shape(name)
@@ -154,6 +158,7 @@ class _Reader:
             weights, size = BLOCKS[kind]
             parameters += prod(shape)
             needed = max(needed, offset + prod(shape) // weights * size)
+            found.append(TensorInfo(name[:_SHOWN], tuple(shape), kind))
             if name == "token_embd.weight":
                 vocabulary = shape[-1]
         step = self._alignment(metadata)
@@ -162,7 +167,7 @@ class _Reader:
             raise ModelFileError(
                 f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again", file=self._name
             )
-        return parameters, vocabulary
+        return parameters, vocabulary, tuple(found)
 
     def _shape(self, name: str) -> list[int]:
         count = self._scalar("I")
@@ -272,9 +277,15 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if way not in _SPLITS:
         raise model.refuse(
-            f"{_shown(way)} is no way of splitting texts that is known: put tokenizer.json and tokenizer_config.json "
+            f"{_shown(way)} does not say how texts are split: put tokenizer.json and tokenizer_config.json "
             "of the original model into the folder",
             "tokenizer.ggml.pre",
+        )
+    if model.metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
+        raise model.refuse(
+            "prompts that end with the end token are not supported: put tokenizer.json and tokenizer_config.json "
+            "of the original model into the folder",
+            "tokenizer.ggml.add_eos_token",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": way in _OWN_REGEX}

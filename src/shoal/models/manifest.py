@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from shoal.decoding import json_decoder
+from shoal.downloads.disk import check_plain
 from shoal.errors import ModelFileError
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
@@ -41,7 +43,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A language model as its files say. `format` of its graph. `tokenizer`: path of tokenizer.json inside the model's
     folder, with the chat template and the other settings beside it. `place`: the folder of a model that is used where
     it is; empty when its files are in the store. `stop_ids`: tokens that end an answer. `cache_heads`: (heads, width of
-    one) of each key and value that is cached, and `cache_precision` how; empty where only the graph tells.
+    one) of each key and value that is cached; empty where only the graph tells.
     """
 
     format: Literal["ir", "gguf"]
@@ -52,7 +54,6 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     stop_ids: tuple[int, ...] = ()
     cache_heads: tuple[tuple[int, int], ...] = ()
-    cache_precision: str = ""
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +131,10 @@ class _Format(msgspec.Struct):
     format: int
 
 
+_FORMAT = json_decoder(_Format)
+_MANIFEST = json_decoder(Manifest)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into the model's folder."""
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
@@ -138,16 +143,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Read a model's manifest; raises ModelFileError when it is absent, broken or of another format."""
     try:
+        check_plain(folder / MANIFEST)
         data = (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise ModelFileError(f"cannot be read ({error.strerror}); pull the model again", file=MANIFEST) from error
     try:
-        version = msgspec.json.decode(data, type=_Format).format
+        version = _FORMAT.decode(data).format
         if version != FORMAT:
             raise ModelFileError(
                 f"is {version}, this Shoal reads {FORMAT}; pull the model again", file=MANIFEST, key="format"
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _MANIFEST.decode(data)
     except msgspec.MsgspecError as error:
         raise ModelFileError(f"is broken ({error}); pull the model again", file=MANIFEST) from error
     spec, image = manifest.generation or manifest.text, manifest.image
@@ -186,8 +192,12 @@ def check_files(folder: Path, manifest: Manifest, *, full: bool = False) -> list
         path = folder / name
         try:
             stat = os.lstat(path)
-        except OSError:
+            check_plain(path)
+        except FileNotFoundError:
             wrong.append(f"{name} is missing")
+            continue
+        except OSError as error:
+            wrong.append(f"{name} cannot be read ({error.strerror})")
             continue
         if stat.st_size != facts.size:
             wrong.append(f"{name} has {stat.st_size} bytes, not {facts.size}")

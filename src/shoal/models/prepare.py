@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import msgspec
 
 from shoal.errors import AddressError, ModelFileError, SourceError
-from shoal.models import as_published
-from shoal.models.address import Address, parse_address
+from shoal.models.address import Address, parse_source
+from shoal.models.convert import as_published
+from shoal.models.convert.pickles import Export, without_pickles
 from shoal.models.generative import graph_of, is_causal, take
 from shoal.models.manifest import CONVERTER, GenerationSpec, ImagePart, Manifest, Verdict, measure
-from shoal.models.pickles import Export, without_pickles
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, Fetched, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import CONVERT, CONVERT_IMAGES, is_pickle, is_weights
+from shoal.models.sources.select import CONVERT, CONVERT_IMAGES, SERVE_FOLDER, is_pickle, is_weights
 from shoal.models.store import Store, Stored
 from shoal.specs import ContrastSpec, TextSpec
 
 if TYPE_CHECKING:
-    from shoal.models.convert import Converted
-    from shoal.models.export_towers import ExportedTowers
-    from shoal.models.verify import Run
+    from shoal.models.convert.convert import Converted
+    from shoal.models.convert.export_dual_encoder import ExportedTowers
+    from shoal.models.convert.verify import Run
 
 SOURCE = "source"
 
@@ -83,26 +83,28 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
         raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
     if address.scheme == "file":
         address = resolve(address)
-    if not refresh and (ready := _ready(store, address, engine, ways)):
+    if not refresh and (ready := _ready(store, address, engine, ways, [])):
         return ready
     try:
         with store.working(address, stop) as partial:
             # Another process may have brought it while this one waited for its turn.
-            if not refresh and (ready := _ready(store, address, engine, ways)):
+            damage: list[str] = []
+            if not refresh and (ready := _ready(store, address, engine, ways, damage)):
                 return ready
             fetched = None if refresh else _kept(store, address, partial / SOURCE)
             if fetched is None:
                 try:
                     fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
                 except SourceError as error:
-                    if damage := store.damage(address):
-                        raise error.saying(f"{damage}; {error.message}") from error
-                    raise
+                    raise error.saying("; ".join((*damage, error.message))) from error
             steps = _Steps(progress, stop)
             fetched = without_pickles(fetched, partial, ways.export, steps, stop)
             made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps, ways)
             stop.check()
-            return store.commit(partial, address, _describe(address, fetched, partial, made))
+            stored = store.commit(partial, address, _describe(address, fetched, partial, made))
+            for line in damage:
+                progress.noted(f"{line}: it was made anew")
+            return stored
     except OSError as error:
         raise disk_error(error, str(address)) from error
 
@@ -121,8 +123,8 @@ class _Steps:
         self._progress.noted(line)
 
 
-def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways) -> Stored | None:
-    stored = store.find(address)
+def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways, damage: list[str]) -> Stored | None:
+    stored = store.find(address, damage)
     if stored is None or stored.manifest.converter != CONVERTER:
         return None
     if stored.manifest.graph_source == as_published.SOURCE:
@@ -133,7 +135,7 @@ def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways)
 
 def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
     """The files of an entry that an older conversion made, so that a new one needs no network."""
-    stored = store.find(address)
+    stored = store.find(address, [])
     if stored is None or not (stored.path / SOURCE).is_dir():
         return None
     # Files of an entry are never written again, so they may be shared with the next one.
@@ -144,7 +146,7 @@ def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
         for name, facts in stored.manifest.files.items()
         if name.startswith(prefix)
     }
-    return Fetched(into, parse_address(stored.manifest.source), hashes, stored.manifest.weights)
+    return Fetched(into, parse_source(stored.manifest.source), hashes, stored.manifest.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
         if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
             raise ModelFileError(
                 "names a language model, and there is neither openvino_model.xml nor a .gguf file: convert it with "
-                "`optimum-cli export openvino --model MODEL FOLDER` and serve file:FOLDER",
+                f"`optimum-cli export openvino --model MODEL FOLDER`, then {SERVE_FOLDER}",
                 file="config.json",
                 key="architectures",
             )
@@ -188,8 +190,8 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
 
 def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
     folder = fetched.folder
-    from shoal.models.contract.towers import has_towers
-    from shoal.models.export_towers import library_of
+    from shoal.models.convert.contract.towers import has_towers
+    from shoal.models.convert.export_dual_encoder import library_of
 
     if has_towers(folder) or library_of(folder) is not None:
         return _pictured(folder, target, engine, steps, ways)
@@ -216,8 +218,8 @@ def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: 
 def _is_foreign(folder: Path) -> bool:
     """Whether the architecture, and not something else in the files, is what Shoal cannot build. One that brings code
     of its own is no known architecture, whatever name it goes by, and quantised weights are not those of one."""
-    from shoal.models.contract import read_contract, shipped_graph
-    from shoal.models.contract.json_file import read_object
+    from shoal.models.convert.contract import read_contract, shipped_graph
+    from shoal.models.convert.contract.json_file import read_object
 
     try:
         contract = read_contract(folder, foreign=True)
@@ -254,12 +256,12 @@ def _of(converted: Converted, verdict: Verdict | None, *, source: str = "") -> _
 
 
 def _convert(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> tuple[Converted, Verdict | None]:
-    from shoal.models.convert import convert, convert_checked
+    from shoal.models.convert.convert import convert, convert_checked
 
     if engine is None:
         return convert(folder, target, progress=steps), None
 
-    from shoal.models.verify import Verification, require, verify
+    from shoal.models.convert.verify import Verification, require, verify
 
     def check(converted: Converted) -> Verification:
         steps("verify", 0.0)
@@ -295,9 +297,9 @@ def _pictured(folder: Path, target: Path, engine: OpenGraph | None, steps: _Step
 
 def _unbuilt(folder: Path) -> ModelFileError | None:
     """Why the model's architecture, and not something else in its files, is what Shoal cannot build."""
-    from shoal.models.contract.open_clip import unbuilt
-    from shoal.models.contract.towers import read_towers
-    from shoal.models.export_towers import TIMM_CONFIG, library_of
+    from shoal.models.convert.contract.open_clip import unbuilt
+    from shoal.models.convert.contract.towers import read_towers
+    from shoal.models.convert.export_dual_encoder import TIMM_CONFIG, library_of
 
     library = library_of(folder)
     if library == "timm":
@@ -311,13 +313,13 @@ def _unbuilt(folder: Path) -> ModelFileError | None:
 
 
 def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:
-    from shoal.models.convert_towers import convert_towers
+    from shoal.models.convert.convert_dual_encoder import convert_towers
 
     made = convert_towers(folder, target, progress=steps)
     text = image = None
     if engine is not None:
-        from shoal.models.verify import Verification, require
-        from shoal.models.verify_towers import verify_pictures, verify_texts
+        from shoal.models.convert.verify import Verification, require
+        from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
 
         def verdict(found: Verification) -> Verdict:
             require(found)

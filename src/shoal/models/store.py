@@ -26,16 +26,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.disk import try_lock
+from shoal.decoding import json_decoder
+from shoal.downloads.disk import try_lock
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import NOTES, Manifest, check_files, read_manifest, write_manifest
 from shoal.models.progress import Stop
+
+_NOTES = json_decoder(dict[str, Any])
 
 T = TypeVar("T")
 
@@ -66,6 +70,12 @@ class Stored:
         return (Path(spec.place) if spec is not None and spec.place else self.path) / self.manifest.graph
 
     @property
+    def size(self) -> int:
+        """Bytes on disk, with those of a graph that is used where it is."""
+        parts = () if self.graph.is_relative_to(self.path) else {self.graph, self.graph.with_suffix(".bin")}
+        return self.manifest.size + sum(part.stat().st_size for part in parts if part.is_file())
+
+    @property
     def tokenizer(self) -> Path:
         """The model's tokenizer.json."""
         return self.path / (self.manifest.generation or self.manifest.text_spec).tokenizer
@@ -77,6 +87,7 @@ class Store:
     def __init__(self, home: Path | str) -> None:
         self._home = Path(home).expanduser().absolute()
         self._models = self._home / "models"
+        self._logged: set[str] = set()
 
     @property
     def home(self) -> Path:
@@ -90,18 +101,18 @@ class Store:
         found = [stored for folder in _folders(self._models) for stored in self._steadily(folder, _entries)]
         return sorted(found, key=lambda stored: (-stored.manifest.created, str(stored.path)))
 
-    def find(self, address: Address) -> Stored | None:
+    def named(self, name: str) -> list[Stored]:
+        """Entries that go by a name, as `entries`."""
+        return [one for one in self.entries() if name in (one.manifest.id, one.manifest.address)]
+
+    def find(self, address: Address, damage: list[str] | None = None) -> Stored | None:
         """The newest entry for an address whose files are as its manifest says; None when there is no such.
 
-        Raises SourceError when the home cannot be read.
+        Why others are not used is added to `damage`, for who tells it, else logged. Raises SourceError when the home
+        cannot be read.
         """
 
-        return self._steadily(self._folder(address), lambda folder, complaints: _sound(address, folder, complaints))
-
-    def damage(self, address: Address) -> str:
-        """Why what the store has of a model is not used; "" where it has none, or one that is."""
-        complaints: list[str] = []
-        return "" if _sound(address, self._folder(address), complaints) else "; ".join(complaints)
+        return self._steadily(self._folder(address), partial(_sound, address), damage)
 
     @contextmanager
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
@@ -186,7 +197,7 @@ class Store:
     def notes(self, stored: Stored) -> dict[str, Any]:
         """What `note` kept; empty when there is nothing, or nothing readable."""
         try:
-            return msgspec.json.decode((stored.path / NOTES).read_bytes(), type=dict[str, Any])
+            return _NOTES.decode((stored.path / NOTES).read_bytes())
         except (OSError, msgspec.DecodeError):
             return {}
 
@@ -218,9 +229,9 @@ class Store:
     def _folder(self, address: Address) -> Path:
         return self._models / _folder_name(address)
 
-    def _steadily(self, folder: Path, look: Callable[[Path, list[str]], T]) -> T:
+    def _steadily(self, folder: Path, look: Callable[[Path, list[str]], T], told: list[str] | None = None) -> T:
         """What `look` finds in a folder in which no entry came or went meanwhile: half of an old one and half of a new
-        one would be a damaged one. Of the last look, what it complains of is logged."""
+        one would be a damaged one. What the last look complains of goes to `told`, else is logged, once."""
         for _ in range(_LOOKS):
             complaints: list[str] = []
             before = _state(folder)
@@ -228,8 +239,13 @@ class Store:
             self._settle(folder)
             if _state(folder) == before:
                 break
+        if told is not None:
+            told += complaints
+            return found
         for complaint in complaints:
-            _log.warning("%s", complaint)
+            if complaint not in self._logged:
+                self._logged.add(complaint)
+                _log.warning("%s", complaint)
         return found
 
     def _settle(self, folder: Path) -> None:
@@ -328,7 +344,7 @@ def _sound(address: Address, folder: Path, complaints: list[str]) -> Stored | No
         if not _answers(stored.manifest, address):
             continue
         if wrong := check_files(stored.path, stored.manifest):
-            complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}); it is not used")
+            complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}) and is not used")
             continue
         return stored
     return None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ModelFileError
-from shoal.models.contract import Contract
-from shoal.models.contract.json_file import JsonFile, is_there, read_lines, read_object
-from shoal.models.contract.lengths import Length
+from shoal.models.convert.contract import Contract
+from shoal.models.convert.contract.json_file import JsonFile, is_there, read_lines, read_object
+from shoal.models.convert.contract.lengths import Length
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

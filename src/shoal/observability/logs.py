@@ -46,7 +46,8 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICA
 class Logs:
     """Logging as `configure` set it up; leaving it, or `close`, writes what is pending and puts the loggers back."""
 
-    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, Any]) -> None:
+    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, Any], *, as_json: bool) -> None:
+        self.as_json = as_json
         self._writer: _Writer | None = writer
         self._before = before
         self._records = records
@@ -115,7 +116,7 @@ def configure(
     records = {name: getattr(logging, name) for name in unwanted}
     for name, nothing in unwanted.items():
         setattr(logging, name, nothing)
-    return Logs(writer, before, records)
+    return Logs(writer, before, records, as_json=not as_text)
 
 
 class _Entry(logging.Handler):

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
+from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer, ReplicaStatus
 from shoal.observability import upstream
 from shoal.observability.instruments import Count, Family, Histogram, gauge
 from shoal.types import ModelStats, Result, TaskKind, TrafficClass
@@ -173,39 +173,35 @@ class _Families:
 class PrometheusObserver(Observer, Collector):
     """Counts what happens; its methods take a microsecond or less together a stage and never raise.
 
-    `attach` gives it what is read at scrape time: `models` answers (name, state) of every served model, from memory and
-    without raising; `queues` answers (model, items, tokens) that wait now; `caches` the counts of each model that has a
-    cache. `backends` holds what backends last said of themselves. `more` answers text of the same format from
-    elsewhere, to be shown as well.
+    What is read at scrape time: `models` answers (name, state) of every served model, from memory and
+    without raising; `queues` answers (model, items, tokens) that wait now; `caches` the counts of each model that
+    has a cache; `replicas` (model, status) of every replica. `backends` holds what backends last said of
+    themselves.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        models: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple,
+        caches: Callable[[], Mapping[str, CacheCounts]] = dict,
+        replicas: Callable[[], Iterable[tuple[str, ReplicaStatus]]] = tuple,
+    ) -> None:
         self._families = _Families()
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._batches: dict[tuple[str, str], _Batches] = {}
         self._generations: dict[str, _Generations] = {}
         self._stages: dict[tuple[str, str], Histogram] = {}
         self._names: set[str] = set()
-        self._models: Callable[[], Iterable[tuple[str, str]]] = tuple
-        self._queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple
-        self._caches: Callable[[], Mapping[str, CacheCounts]] = dict
+        self._models = models
+        self._queues = queues
+        self._caches = caches
+        self._replicas = replicas
         self.backends: Sequence[tuple[str, int, ModelStats]] = ()
-        self.more: Callable[[], bytes] = bytes
         self._lag = self._families.lag.child()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-
-    def attach(
-        self,
-        models: Callable[[], Iterable[tuple[str, str]]],
-        queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple,
-        caches: Callable[[], Mapping[str, CacheCounts]] = dict,
-    ) -> None:
-        self._models = models
-        self._queues = queues
-        self._caches = caches
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
         series = self._requests.get((model, task)) or self._add_requests(model, task)
@@ -291,12 +287,13 @@ class PrometheusObserver(Observer, Collector):
             "shoal_queue_tokens", "Tokens that wait for a slot.", ("model",), (((m,), float(n)) for m, _, n in queues)
         )
         yield from _cached(self._caches())
+        yield from _ejected(self._replicas())
         if self.backends:
             yield from upstream.families(self.backends)
 
     def render(self) -> bytes:
         """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
-        return generate_latest(self._registry) + self.more()
+        return generate_latest(self._registry)
 
     def _cancelled(self) -> Metric:
         family = CounterMetricFamily("shoal_cancelled_total", "Requests whose client left.", labels=("model", "task"))
@@ -356,6 +353,22 @@ def _cached(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
             for place, size in (("memory", counts.memory_bytes), ("disk", counts.disk_bytes))
         ),
     )
+
+
+def _ejected(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator[Metric]:
+    """Of each replica; the lanes of a model may share one by name."""
+    states: dict[tuple[str, str], float] = {}
+    ejections: dict[tuple[str, str], int] = {}
+    for model, status in replicas:
+        key = (model, status.name)
+        states[key] = max(states.get(key, 0.0), float(status.state == "ejected"))
+        ejections[key] = ejections.get(key, 0) + status.ejections
+    labels = ("model", "replica")
+    yield gauge("shoal_replica_ejected", "1 for a replica that is left alone now.", labels, iter(states.items()))
+    family = CounterMetricFamily("shoal_replica_ejections_total", "Times that a replica was ejected.", labels=labels)
+    for key, count in ejections.items():
+        family.add_metric(key, count)
+    yield family
 
 
 class LoopLag:

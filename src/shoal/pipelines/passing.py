@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.core.protocols import Counted, Prepared, Row
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.tokenizer import too_long
+from shoal.pipelines.text.tokenizer import too_long
 from shoal.types import Array, Batched, Direction
 
 TEXT = "text"

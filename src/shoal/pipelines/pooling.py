@@ -1,6 +1,6 @@
 """Token vectors to one vector a text, in numpy: for engines that answer token vectors.
 
-The modes are those of sentence-transformers 6, as `models/graphs/head.py` builds them into a graph.
+The modes are those of sentence-transformers 6, as `models/convert/graphs/head.py` builds them into a graph.
 """
 
 from __future__ import annotations

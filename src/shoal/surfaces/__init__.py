@@ -1,31 +1,38 @@
-"""The wire APIs that clients speak. One file and one entry here make a surface."""
+"""The wire APIs that clients speak. One package and one entry here make a surface."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from shoal.core.protocols import Surface
-from shoal.surfaces._http import Front, build_app
-from shoal.surfaces._instead import instead
-from shoal.surfaces._pictures import Pictures
-from shoal.surfaces._request import Options, Reply, Request
-from shoal.surfaces.auto_batching_proxy import AutoBatchingProxy
+from shoal.http.application import Front, build_app
+from shoal.http.images import Pictures
+from shoal.http.path_override import instead
+from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.cohere import Cohere
-from shoal.surfaces.embedding import Embedding
 from shoal.surfaces.health import Health
 from shoal.surfaces.images import Images
 from shoal.surfaces.infer import Infer
 from shoal.surfaces.models import Models
 from shoal.surfaces.ollama import Ollama
 from shoal.surfaces.openai import OpenAI
-from shoal.surfaces.rerank import Ranking, Rerank
-from shoal.surfaces.scoring import Scoring
-from shoal.surfaces.tei import Tei
+from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
+from shoal.surfaces.proxy.triton_grpc import Embedding
+from shoal.surfaces.rerank import Ranking, RerankDocuments
+from shoal.surfaces.rerank.wire import AnyRerankRequest
+from shoal.surfaces.shared.rerank_path import RerankPath
+from shoal.surfaces.tei import RerankTexts, Tei
+from shoal.surfaces.vllm import Scoring
+
+
+def _rerank(options: Options) -> Surface:
+    return RerankPath(RerankDocuments(options), RerankTexts(options), AnyRerankRequest)
+
 
 SURFACES: tuple[Callable[[Options], Surface], ...] = (
     OpenAI,
     Tei,
-    Rerank,
+    _rerank,
     Ranking,
     Cohere,
     Scoring,

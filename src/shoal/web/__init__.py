@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from shoal.core.protocols import Operation
 from shoal.errors import RouteNotFound, ShoalError
-from shoal.surfaces import _status
-from shoal.surfaces._request import TEXT, Headers, Reply, Request
+from shoal.http import status_codes
+from shoal.http.request import TEXT, Headers, Reply, Request
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -145,6 +145,6 @@ class Pages:
         return self._files.get(name)
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status = _status.row(error).openai.status
+        status = status_codes.row(error).openai.status
         kind = {TEXT[0].decode(): TEXT[1].decode()}
-        return status, kind | _status.headers(error, status), f"{error.message}\n".encode()
+        return status, kind | status_codes.headers(error, status), f"{error.message}\n".encode()

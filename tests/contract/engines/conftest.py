@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from shoal.backends import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, opener
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.engine import Target, TritonEngine
+from shoal.backends.triton.engine import Endpoint, TritonEngine
 from shoal.backends.triton.schema import Embedder, Names
 from shoal.core.protocols import Engine
 from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
-from tests.unit.triton.kit import grpc_in_use
+from tests.unit.backends.triton.open.kit import grpc_in_use
 
 Open = Callable[[Path, Tiny], AbstractAsyncContextManager[Engine]]
 
@@ -62,7 +62,9 @@ async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
         server.add(FakeModel("tiny", config=config, answer=answer))
         client = Client(server.target)
         names = Names(outputs={name: name for name in OUTPUTS})
-        target = Target(client=client, control=Control(client), address="triton://fake#tiny", model="tiny", names=names)
+        target = Endpoint(
+            client=client, control=Control(client), address="triton://fake#tiny", model="tiny", names=names
+        )
 
         async def admit(engine: TritonEngine) -> None:
             raise AssertionError("nobody watches it, so it joins once")

@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 
 
 async def infer(
-    subject: Subject, inputs: dict[str, Array], outputs: Sequence[str] = OUTPUTS, seconds: float = 30.0
+    subject: Subject, inputs: dict[str, Array], outputs: Sequence[str] = OUTPUTS, seconds: float = 240.0
 ) -> dict[str, Array]:
     return await subject.engine.infer(inputs, outputs, {}, time.monotonic() + seconds)
 
@@ -141,7 +141,7 @@ async def test_the_loop_turns_while_it_computes(slow: Subject) -> None:
     running = asyncio.create_task(infer(slow, large()))
     turns = 0
     while not running.done():
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         turns += 1
     await running
     assert turns > 3
@@ -170,7 +170,7 @@ async def test_cancelling_frees_the_slot(slow: Subject) -> None:
 async def test_closing_waits_for_what_runs(slow: Subject) -> None:
     """A batch in flight is answered before the engine is gone; closing twice is closing once; then nothing runs."""
     assert slow.engine.ready()
-    inputs = batch(*[64] * 16)
+    inputs = batch(*[64] * 4)
     running = asyncio.create_task(is_right(slow, inputs))
     await asyncio.sleep(0.001)
     await slow.engine.aclose()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends._http_client import Client
+from shoal.backends.base.http_client import Client
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.grpc_link import GrpcLink
 from shoal.backends.tei.http_link import HttpLink
@@ -23,7 +23,7 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.tei_grpc import FakeTeiGrpc
 from tests.fakes.tei_model import dense_of, tokens_of
 from tests.unit.backends.tei.kit import batch
-from tests.unit.triton.kit import grpc_in_use
+from tests.unit.backends.triton.open.kit import grpc_in_use
 
 OUTPUTS = ("embedding", "tokens", "token_count")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake import FakeScript
-from shoal.core.planner import WEIGHTS, Limits
+from shoal.backends.fake.model import FakeScript
+from shoal.core.scheduling.planner import WEIGHTS, Limits
 from tests.contract.lanes.traffic import Load, Seen
 from tests.unit.core.conftest import run_virtual
 from tests.unit.core.lanes import make_lane

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from shoal.core.batcher import Lane
+from shoal.core.scheduling.lane import Lane
 from shoal.errors import Overloaded
 from shoal.types import Embed, TextItem
 from tests.unit.core.lanes import context

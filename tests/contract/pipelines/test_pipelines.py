@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakePipeline, FakeScript, scores_of
+from shoal.backends.fake.model import FakePipeline, FakeScript, scores_of
 from shoal.core.protocols import EngineFacts, Pipeline, Prepared
-from shoal.pipelines.pairs import PairPipeline
-from shoal.pipelines.string_pairs import StringPairPipeline, StringPairSpec
-from shoal.pipelines.strings import StringPipeline, StringSpec
-from shoal.pipelines.text import TextPipeline
-from shoal.pipelines.tokenizer import TextTokenizer
+from shoal.pipelines.text.pairs import PairPipeline
+from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
+from shoal.pipelines.text.strings import StringPipeline, StringSpec
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import Activation, MultiSpec, ScoreSpec, SparseSpec
 from shoal.types import Array, Item, SparseVector, VectorKind
 from tests.contract.pipelines.contract import TEXTS, PipelineContract, ScoreContract, VectorContract

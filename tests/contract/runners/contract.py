@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakeEngine, FakeTalker, tokens_of, vector_of
-from shoal.core.batcher import Lane
+from shoal.backends.fake.model import FakeEngine, FakeTalker, tokens_of, vector_of
 from shoal.core.protocols import Runner
+from shoal.core.scheduling.lane import Lane
 from shoal.errors import BackendError, CapacityError, RequestError, ShoalError
 from shoal.types import Chunk, Embed, Embedded, Generate, TextItem, Usage
 from tests.unit.core.conftest import Run, gathered, until

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake import FakeScript, FakeTalker
+from shoal.backends.fake.model import FakeScript, FakeTalker
 from shoal.core.gateway import Gateway
-from shoal.core.loading import Plan
+from shoal.core.lifecycle.loading import Plan
 from shoal.core.registry import Model, Registry
 from shoal.errors import DeadlineExceeded
 from shoal.types import Chunk, Context, Generate

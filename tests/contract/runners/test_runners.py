@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.backends.fake import FakeScript, FakeTalker
-from shoal.core.batched import BatchedRunner
+from shoal.backends.fake.model import FakeScript, FakeTalker
+from shoal.core.lane_runner import BatchedRunner
 from shoal.core.protocols import ModelFacts
 from shoal.core.routing import ByTask
 from tests.contract.runners.contract import EmbedContract, Opened, StreamContract

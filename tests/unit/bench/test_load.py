@@ -64,7 +64,7 @@ async def test_a_closed_loop_keeps_its_connections_and_never_repeats_a_text() ->
     async with serving() as server:
         pool = Pool(Target(f"http://127.0.0.1:{server.port}"), 4)
         await pool.open()
-        record = await closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.1)
+        record = await closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.5)
         pool.close()
     assert server.connections == 4
     assert len(record.latency) == record.texts > 4
@@ -180,7 +180,7 @@ class Refusing:
 async def test_a_refused_request_is_sent_again() -> None:
     """After its pause the same body goes out once more, and no other is used up."""
     pool, numbers = Refusing(), iter(range(1, 10**6))
-    record = await closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.05)
+    record = await closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.5)
     assert pool.sent[:4] == [b"1", b"1", b"2", b"2"]
     assert record.errors["429"] >= len(record.latency) > 0
 

@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from shoal.cli.banner import lines, url
+from shoal.config.settings import Settings
 from shoal.core.protocols import ModelFacts
 from shoal.core.registry import ModelCard
-from shoal.settings import Settings
 
 
 def card(name: str = "org/name", **changes: object) -> ModelCard:
@@ -47,10 +47,10 @@ def test_of_two_defaults_the_first_counts() -> None:
     ]
 
 
-def test_a_failed_model_says_why() -> None:
+def test_a_failed_model_is_listed() -> None:
     """It has no facts."""
     found = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
-    assert found["model"] == "org/name  failed: no such folder"
+    assert found["model"] == "org/name  failed"
     assert "try" not in found
 
 

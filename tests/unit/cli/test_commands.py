@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shoal import __version__, cli
 from shoal.cli import COMMANDS, app
-from shoal.settings import SETTINGS
+from shoal.config.settings import SETTINGS
 
 runner = CliRunner()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.fake import tokens_of, vector_of, word_id
+from shoal.backends.fake.model import tokens_of, vector_of, word_id
 from shoal.cli import app
 from shoal.types import Image
 from tests.unit.cli.servers import Quiet, serving
@@ -148,7 +148,8 @@ class TestHere:
         """Its error is the command's, exit code 1."""
         result = runner.invoke(app, ["embed", "--model", f"file:{tmp_path}/nowhere", "a"])
         assert result.exit_code == 1
-        assert result.stderr.splitlines()[-1].startswith("error: nowhere: ")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: nowhere: ")
 
     def test_a_wrong_address_is_a_usage_error(self) -> None:
         """The grammar's own message, exit code 2."""

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.presets import FLAGS
+from shoal.config.presets import FLAGS
 
 runner = CliRunner()
 

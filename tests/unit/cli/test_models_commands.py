@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from shoal.backends import parse_address
 from shoal.cli import app
+from shoal.config.settings import Settings
 from shoal.errors import MissingExtra
-from shoal.models.address import Address, parse_address
+from shoal.models.address import Address
 from shoal.models.manifest import ImagePart, Manifest, Verdict, measure
 from shoal.models.progress import Progress
 from shoal.models.store import Store, Stored
-from shoal.settings import Settings
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec, TextSpec
 
 Shoal = Callable[..., Result]
@@ -95,8 +96,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (target / "model.onnx").write_bytes(b"graph")
         return SimpleNamespace(spec=SPEC, graph="model.onnx", source="built", parameters=5, text="built by a test")
 
-    monkeypatch.setattr("shoal.models.convert.convert", convert)
-    monkeypatch.setattr("shoal.local.choose", choose)
+    monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
+    monkeypatch.setattr("shoal.backends.local.open.choose", choose)
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -226,7 +227,7 @@ def test_a_pair_of_open_clip_s_names_is_its_repository(
     def prepared(address: Address, settings: Settings, *, progress: Progress, refresh: bool) -> Stored:
         return put(str(address))
 
-    monkeypatch.setattr("shoal.local.prepare_local", prepared)
+    monkeypatch.setattr("shoal.backends.local.open.prepare_local", prepared)
     assert f"{repository} is ready" in shoal("pull", pair).stdout
     assert json.loads(shoal("show", pair, "--json").stdout)["name"] == repository
     assert f"removed {repository}" in shoal("rm", pair).stdout
@@ -278,8 +279,8 @@ class TestTriton:
             asked.append((name, settings.triton_repository))
             return name == "org/tiny"
 
-        monkeypatch.setattr("shoal.triton.publish", publish, raising=False)
-        monkeypatch.setattr("shoal.triton.withdraw", withdraw, raising=False)
+        monkeypatch.setattr("shoal.backends.triton.open.publish", publish, raising=False)
+        monkeypatch.setattr("shoal.backends.triton.open.withdraw", withdraw, raising=False)
         return asked
 
     def test_pull_writes_into_a_repository(

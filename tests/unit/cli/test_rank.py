@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.fake import tokens_of, vector_of
+from shoal.backends.fake.model import tokens_of, vector_of
 from shoal.cli import app
 from shoal.types import Image, Item
 from tests.unit.cli.servers import Quiet, serving

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from shoal.cli import _running, app
 from shoal.cli._running import Running
+from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
-from shoal.settings import Settings
 from tests.unit.cli.servers import Quiet, serving
 
 Shoal = Callable[..., Result]

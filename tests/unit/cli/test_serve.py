@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
-from shoal.cli import serve
+from shoal.cli import app, serve
 from shoal.config import Loaded
+from shoal.config.settings import ModelTable, Settings
 from shoal.core.registry import ModelCard
 from shoal.errors import SetupError
-from shoal.settings import ModelTable, Settings
 
 READY = ModelCard("good", (), "ready", 0, None, None, ())
 FAILED = replace(READY, name="bad", state="failed", error="no such folder")
@@ -67,7 +70,39 @@ async def test_all_of_it_at_once(told: list[list[str]], caplog: pytest.LogCaptur
     opened.over.set()
     await task
     assert told == [["good", "bad"]]
+    assert caplog.text.count("no such folder") == 1
     assert "bad cannot be served: no such folder" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> None:
+    """Told once, as a record where the log is made of them."""
+    result = CliRunner().invoke(
+        app, ["serve", f"bad=file:{tmp_path}/nowhere", "--port", "0", "--log-format", form, "--home", str(tmp_path)]
+    )
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert sum("does not exist" in line for line in lines) == 1
+    if form == "json":
+        found = [json.loads(line) for line in lines]
+        assert found[-1]["level"] == "error"
+        assert found[-1]["message"].startswith("bad: file:")
+    else:
+        assert lines[-1].startswith("error: bad: file:")
+
+
+async def test_failures_are_told_once_beside_what_waits(
+    told: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though the announcement comes twice."""
+    opened = Opened(READY, FAILED, WAITING)
+    task = announcing(opened)
+    await looks()
+    opened.cards = (READY, FAILED)
+    opened.over.set()
+    await task
+    assert len(told) == 2
+    assert caplog.text.count("no such folder") == 1
 
 
 @pytest.mark.parametrize(

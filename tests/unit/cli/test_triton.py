@@ -88,8 +88,18 @@ def test_status_of_one(home: Path) -> None:
     [facts] = json.loads(runner.invoke(app, ["triton", "status", "--json"]).stdout)
     assert facts["pid"] == _GONE
     assert facts["supervisor"] == os.getpid()
-    assert facts["http"] == "127.0.0.1:8000"
+    assert (facts["number"], facts["http"]) == (8001, "127.0.0.1:8000")
     assert facts["owner"] == "shoal triton up"
+    folder.release(keep_log=False)
+
+
+def test_status_of_one_without_open_ports(home: Path) -> None:
+    """Its socket, as gRPC clients name it, and nothing else to connect to."""
+    folder = server(home, socket="/run/8001/grpc:8001")
+    assert folder.claim()
+    [facts] = json.loads(runner.invoke(app, ["triton", "status", "--json"]).stdout)
+    assert (facts["grpc"], facts["http"], facts["metrics"]) == ("unix:/run/8001/grpc:8001", "", "")
+    assert "http" not in runner.invoke(app, ["triton", "status"]).stdout
     folder.release(keep_log=False)
 
 
@@ -189,13 +199,23 @@ def test_up_says_where_it_is(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(supervise, "start", start)
     flags = ["--repository", str(tmp_path), "--http-port", "0", "--grpc-port", "1", "--metrics-port", "2", "--offline"]
-    result = runner.invoke(app, ["triton", "up", *flags])
+    result = runner.invoke(app, ["triton", "up", "--open-ports", *flags])
     assert result.stdout.startswith("Triton 2.51.0 is ready at triton://127.0.0.1:8001\n")
     assert str(folder.log) in result.stdout
     expected = TritonOptions(
-        home=home, repository=tmp_path, http_port=0, grpc_port=1, metrics_port=2, offline=True, owner="up"
+        home=home,
+        repository=tmp_path,
+        open_ports=True,
+        http_port=0,
+        grpc_port=1,
+        metrics_port=2,
+        offline=True,
+        owner="up",
     )
     assert asked == [expected]
+    closed = runner.invoke(app, ["triton", "up", *flags])
+    assert closed.exit_code == 1
+    assert "only a Triton with open ports has HTTP and metrics" in closed.stderr
     assert "was running already" in runner.invoke(app, ["triton", "up"]).stdout
     assert asked[1] == TritonOptions(home=home, owner="up")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -53,13 +54,28 @@ def virtual() -> Run[Any]:
     return run_virtual
 
 
+PATIENCE_MS = 10_000
+
+
 async def until(condition: Callable[[], bool], *, ticks: int = 1000) -> None:
-    """Let the loop turn until the condition holds; fails when it never does."""
+    """Let the loop turn until the condition holds; fails when it never does.
+
+    What waits for a thread may need more than turns: then the thread gets real time, and a virtual clock stands still.
+    """
     for _ in range(ticks):
         if condition():
             return
         await asyncio.sleep(0)
+    for _ in range(PATIENCE_MS):
+        if condition():
+            return
+        _let_threads_run()
+        await asyncio.sleep(0)
     raise AssertionError("the condition never held")
+
+
+def _let_threads_run() -> None:
+    time.sleep(0.001)
 
 
 async def gathered(*work: Awaitable[Any]) -> list[Any]:

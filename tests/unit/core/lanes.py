@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shoal.backends.fake import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
-from shoal.core.batcher import Lane, LaneOptions
-from shoal.core.planner import Limits
+from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
 from shoal.core.protocols import BatchReport, Observer
+from shoal.core.scheduling.lane import Lane, LaneOptions
+from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
 from shoal.types import Context, Embed, Embedded, TextItem, TrafficClass
 
@@ -39,12 +39,13 @@ class Reports(Observer):
 def make_lane(
     *scripts: FakeScript,
     max_items: int = 16384,
+    max_queue_s: float = 0.0,
     observer: Observer | None = None,
     pipeline: type[FakePipeline] = FakePipeline,
     **limits: Any,
 ) -> Lane:
     engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
-    options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, space="s")
+    options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, max_queue_s=max_queue_s, space="s")
     loop = asyncio.get_running_loop()
     return Lane(
         pipeline(scripts[0]), engines, options, threads=Inline(), observer=observer or Reports(), clock=loop.time

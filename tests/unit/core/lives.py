@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.core.gateway import Gateway
-from shoal.core.lifecycle import Entry, Event, Fetched, Lifecycle, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, Event, Fetched, Lifecycle, LoadOptions, Plan, Report
 from shoal.core.protocols import Runner
 from shoal.core.registry import Registry
 from shoal.errors import InvalidValue, Unavailable
@@ -52,6 +52,7 @@ class Loads:
         self.log: list[tuple[str, str]] = []
         self.runners: list[Life] = []
         self.timeout_s = 600.0
+        self.resolved = True
         self.infer_s = 0.1
         self.tasks: tuple[TaskKind, ...] = ("embed", "generate")
         self.running: dict[str, str] = {}
@@ -65,7 +66,7 @@ class Loads:
     def plan(self, name: str, **fields: Any) -> Plan:
         source = self.sources.get(name, f"hf:{name}")
         fields.setdefault("backend", "local")
-        return Plan(name=name, source=source, timeout_s=self.timeout_s, **fields)
+        return Plan(name=name, source=source, timeout_s=self.timeout_s, resolved=self.resolved, **fields)
 
     async def fetch(self, plan: Plan, report: Report) -> Fetched:
         report("downloading", 0, 100)

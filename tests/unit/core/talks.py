@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from shoal.backends.fake import FakeScript, FakeTalker
-from shoal.core.generation import GenerationOptions, GenerationRunner
+from shoal.backends.fake.model import FakeScript, FakeTalker
+from shoal.core.generation.runner import GenerationOptions, GenerationRunner
 from shoal.core.protocols import ModelFacts, Piece, Prompt, TextGenerator
 from shoal.types import Chunk, Generate, Guide, Sampling
 

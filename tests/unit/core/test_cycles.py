@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.backends.fake import FakeScript
+from shoal.backends.fake.model import FakeScript
 from shoal.errors import ShoalError
 from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, engine, make_lane

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake import FakeScript, FakeTalker
-from shoal.core.batched import BatchedRunner
+from shoal.backends.fake.model import FakeScript, FakeTalker
 from shoal.core.gateway import Gateway
-from shoal.core.generation import GenerationRunner
-from shoal.core.loading import Plan
+from shoal.core.generation.runner import GenerationRunner
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lifecycle.loading import Plan
 from shoal.core.protocols import GenerationReport, Observer, Runner
 from shoal.core.registry import Model, Registry
 from shoal.core.statistics import Counts

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from shoal.backends.fake import FakeScript, scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import FakeScript, scores_of, tokens_of, vector_of
 from shoal.core import similarity
-from shoal.core.batched import BatchedRunner
 from shoal.core.gateway import Gateway
-from shoal.core.limits import BULK_ABOVE, size_of, traffic_of
+from shoal.core.lane_runner import BatchedRunner
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.registry import Model, Registry
+from shoal.core.scheduling.admission import BULK_ABOVE, size_of, traffic_of
 from shoal.core.threads import Threads
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, Unsupported
 from shoal.types import (

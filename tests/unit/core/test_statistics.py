@@ -60,7 +60,7 @@ def test_requests_and_batches_are_counted_where_their_time_went() -> None:
         BatchStats(batch_size=2, compute_infer=Spent(count=1, ns=250_000_000)),
         BatchStats(batch_size=8, compute_infer=Spent(count=2, ns=1_000_000_000)),
     ]
-    assert abs(stats.last_inference / 1000 - time.time()) < 10
+    assert abs(stats.last_inference / 1000 - time.time()) < 60
 
 
 def test_generation_counts_by_request() -> None:

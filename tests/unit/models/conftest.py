@@ -222,6 +222,6 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         converted = convert(folder, target, progress=progress)
         return converted, check(converted)
 
-    monkeypatch.setattr("shoal.models.convert.convert", convert)
-    monkeypatch.setattr("shoal.models.convert.convert_checked", convert_checked)
+    monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
+    monkeypatch.setattr("shoal.models.convert.convert.convert_checked", convert_checked)
     return seen

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.backends._compile import runtime as openvino_runtime
-from shoal.backends.onnx import runtime as onnx_runtime
-from shoal.models.verify import Run
+from shoal.backends.local.compile import has_bf16 as openvino_has_bf16
+from shoal.backends.local.compile import runtime as openvino_runtime
+from shoal.backends.local.onnxruntime import runtime as onnx_runtime
+from shoal.models.convert.verify import Run
 from shoal.types import Array
 
 
@@ -37,3 +38,8 @@ def openvino_run(path: Path, precision: str = "f32") -> Run:
 
 
 RUNS = {"onnxruntime": onnxruntime_run, "openvino": openvino_run}
+
+
+def has_bf16() -> bool:
+    """Whether `precision` auto has a choice here: an engine held down to older instructions says no as well."""
+    return openvino_has_bf16(openvino_runtime().Core())

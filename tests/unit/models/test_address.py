@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.backends import parse_address, parse_served
 from shoal.errors import AddressError
-from shoal.models.address import Address, Served, check_name, parse_address, parse_served
+from shoal.models.address import Address, Served, check_name
 from shoal.names import RESERVED
 
 _WORD = string.ascii_letters + string.digits
@@ -125,6 +126,11 @@ def test_hostile_names_are_refused(name: str) -> None:
         ("file:/a=b c", Address(scheme="file", target="/a=b c")),
         ("triton://Host:8001#m@2", Address(scheme="triton", target="host:8001", model="m", revision="2")),
         ("tritons://[::1]:8001", Address(scheme="tritons", target="[::1]:8001")),
+        (
+            "triton:///run/8001/grpc:8001#m@2",
+            Address(scheme="triton", target="/run/8001/grpc:8001", model="m", revision="2"),
+        ),
+        ("triton:///a/My.Home", Address(scheme="triton", target="/a/My.Home")),
         ("tei+http://h:8080/", Address(scheme="tei+http", target="h:8080")),
         ("tei+grpc://H:8080#org/m", Address(scheme="tei+grpc", target="h:8080", model="org/m")),
         ("tei+grpcs://h", Address(scheme="tei+grpcs", target="h")),
@@ -159,6 +165,10 @@ def test_addresses_of_every_scheme(text: str, address: Address) -> None:
         ("file:/a\0b", "control"),
         ("triton:host", "triton://host:port"),
         ("triton://host:8001/path", "no path"),
+        ("tritons:///run/grpc", "no path"),
+        ("triton:///", "no path"),
+        ("triton:///a//b", "no path"),
+        ("triton:///a b", "no path"),
         ("triton://host:8001#", "name a model"),
         ("tei+grpc://host:8080/embed", "write tei+grpc://host:port"),
         ("tei+grpc://host:8080/", "gRPC has no path"),

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from shoal.backends import parse_address
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import AddressError, ConfigError, ModelFileError, SourceError
-from shoal.models import reference
-from shoal.models.address import parse_address
-from shoal.models.contract import read_contract
+from shoal.models.convert import reference
+from shoal.models.convert.contract import read_contract
+from shoal.models.convert.graphs.weights import open_weights
 from shoal.models.foreign import Foreign, Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
-from shoal.models.graphs.weights import open_weights
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access, fetch, pins
 from shoal.models.sources.pins import Pin
 from shoal.models.store import Store
-from shoal.pipelines.text import TextPipeline
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import LayerSpec, PartsSpec, TextSpec
 from shoal.types import Embed
 from tests.unit.models import checkpoints

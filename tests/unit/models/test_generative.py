@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shoal.backends import parse_address
 from shoal.errors import ModelFileError, SourceError
-from shoal.models.address import Address, parse_address
+from shoal.models.address import Address
 from shoal.models.foreign import tokenizer_folder
 from shoal.models.generative import check_ir, is_causal, take
 from shoal.models.manifest import GenerationSpec, check_files, read_manifest
@@ -177,7 +178,7 @@ class TestPrepare:
         spec = made.manifest.generation
         assert spec is not None
         assert (spec.format, spec.context_tokens, spec.stop_ids, spec.vocab_size) == ("gguf", 2048, (4,), 448)
-        assert (spec.cache_heads, spec.cache_precision) == (((4, 8),) * 4, "f16")
+        assert spec.cache_heads == ((4, 8),) * 4
         assert made.graph == gguf / "tiny-q8_0.gguf"
         assert made.manifest.parameters == 49312
         assert (made.path / "tokenizer_config.json").is_file()

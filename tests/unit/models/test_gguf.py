@@ -81,7 +81,6 @@ class TestHeader:
         model = read_gguf(TINY)
         assert (model.architecture, model.vocab_size, model.parameters) == ("llama", 448, 49312)
         assert model.cache_heads == ((4, 8),) * 4
-        assert model.cache_precision == "f16"
         assert model.number("context_length") == 2048
         assert len(model.metadata["tokenizer.ggml.tokens"]) == 448
 
@@ -188,7 +187,6 @@ class TestHeader:
         with contextlib.suppress(ModelFileError):
             assert json.dumps(settings(model))
             assert len(model.cache_heads) <= 2**15
-            assert model.cache_precision in ("f16", "u8")
 
     @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two", 2**31])
     def test_numbers_that_are_none(self, value: Any) -> None:
@@ -196,12 +194,6 @@ class TestHeader:
         model = Gguf("x.gguf", {"general.architecture": "llama", "llama.block_count": value}, 0, 0)
         with pytest.raises(ModelFileError, match=r"llama\.block_count"):
             model.number("block_count")
-
-    @pytest.mark.parametrize(("kind", "kept"), [(0, "f32"), (1, "f16"), (15, "u8"), (None, "u8")])
-    def test_how_contexts_are_kept(self, kind: int | None, kept: str) -> None:
-        """In 16 bits where the weights are not quantised."""
-        model = Gguf("x.gguf", {"general.file_type": kind}, 0, 0)
-        assert model.cache_precision == ("f16" if kept == "f32" else kept)
 
 
 class TestSettings:
@@ -273,6 +265,8 @@ class TestSettings:
         [
             ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.model"),
             ({"tokenizer.ggml.pre": "novel"}, r"tokenizer\.ggml\.pre: 'novel'.*tokenizer\.json"),
+            ({"tokenizer.ggml.pre": "default"}, r"tokenizer\.ggml\.pre: 'default'.*tokenizer\.json"),
+            ({"tokenizer.ggml.add_eos_token": True}, r"tokenizer\.ggml\.add_eos_token: .*tokenizer\.json"),
             ({"tokenizer.ggml.tokens": []}, r"tokenizer\.ggml\.tokens: is missing"),
             ({"tokenizer.ggml.merges": [1]}, r"tokenizer\.ggml\.merges: is missing"),
             ({"tokenizer.ggml.merges": ["ab"]}, r"tokenizer\.ggml\.merges: 'ab' joins no two known tokens"),

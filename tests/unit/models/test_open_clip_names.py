@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.models.address import parse_address
+from shoal.backends import parse_address
 from shoal.models.open_clip_names import _REPOSITORIES, held_by, of_pair, repository
 from shoal.names import is_name
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.backends import parse_address
 from shoal.errors import ModelFileError, VerificationFailed
-from shoal.models import as_published
-from shoal.models.address import Address, parse_address
-from shoal.models.export import Exported
+from shoal.models.address import Address
+from shoal.models.convert import as_published
+from shoal.models.convert.export import Exported
 from shoal.models.prepare import Ways, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.store import Store

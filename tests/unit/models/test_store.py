@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.backends import parse_address
 from shoal.errors import Cancelled, SourceError
-from shoal.models.address import Address, parse_address
+from shoal.models.address import Address
 from shoal.models.manifest import MANIFEST, NOTES, Manifest, measure
 from shoal.models.progress import Stop
 from shoal.models.store import Store, Stored

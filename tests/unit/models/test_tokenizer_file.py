@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
-from shoal.models.contract import read_contract
+from shoal.models.convert.contract import read_contract
 from shoal.models.tokenizer_file import write_tokenizer
 from tests.unit.models.checkpoints import checkpoint, vocabulary, write_json
 

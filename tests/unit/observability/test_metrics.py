@@ -39,9 +39,7 @@ def answer(*tokens: int, truncated: int = 0) -> Embedded:
 
 @pytest.fixture
 def observer() -> PrometheusObserver:
-    made = PrometheusObserver()
-    made.attach(lambda: [("m", "ready"), ("n", "loading")], lambda: [("m", 3, 70)])
-    return made
+    return PrometheusObserver(lambda: [("m", "ready"), ("n", "loading")], lambda: [("m", 3, 70)])
 
 
 def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> None:
@@ -143,9 +141,8 @@ def test_names_that_clients_invent_are_one_series(observer: PrometheusObserver) 
 
 def test_models_loaded_over_time_are_bounded() -> None:
     """A server that loads ever new names stops making labels of them at MAX_MODELS."""
-    observer = PrometheusObserver()
     current = [("none", "ready")]
-    observer.attach(lambda: current)
+    observer = PrometheusObserver(lambda: current)
     for number in range(MAX_MODELS + 50):
         current[0] = (f"m{number}", "ready")
         observer.inferred(f"m{number}", "queue", 0.001)
@@ -155,9 +152,10 @@ def test_models_loaded_over_time_are_bounded() -> None:
 
 def test_a_model_that_is_loaded_later_gets_its_own_series() -> None:
     """Before it is served a name counts as unknown; from then on under its own label."""
-    observer = PrometheusObserver()
+    served: list[tuple[str, str]] = []
+    observer = PrometheusObserver(lambda: served)
     observer.accepted("late", "embed", 1, "bulk")
-    observer.attach(lambda: [("late", "ready")])
+    served.append(("late", "ready"))
     observer.accepted("late", "embed", 1, "bulk")
     samples = parsed(observer)
     for model in (UNKNOWN, "late"):

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.core.protocols import BatchReport, GenerationReport, Observer
+from shoal.observability.foreign_metrics import DURATIONS, ERRORS, ProxyMetrics, TeiMetrics
 from shoal.observability.metrics import PrometheusObserver
-from shoal.observability.tei_metrics import DURATIONS, ERRORS, TeiMetrics
 from shoal.types import BatchFacts, Embedded, Result, Scored, TaskKind
 
 FACTS = BatchFacts(size=2, prepare_ms=2.0, queue_ms=20.0, infer_ms=200.0)
@@ -100,8 +100,7 @@ def test_failures_that_the_original_does_not_have() -> None:
 
 def test_batches_and_the_queue() -> None:
     """Sizes in items and in padded tokens; the queue is that of all models."""
-    metrics = TeiMetrics()
-    metrics.queues = lambda: [("a", 3, 30), ("b", 4, 40)]
+    metrics = TeiMetrics(queues=lambda: [("a", 3, 30), ("b", 4, 40)])
     metrics.batched(BatchReport("m", "r", 5, 40, 64, "idle", 0.01))
     found = samples(metrics)
     assert found["te_queue_size"] == 7
@@ -129,12 +128,10 @@ def test_buckets() -> None:
 
 def test_the_form() -> None:
     """Types without help, no suffix on counters, and a text that Prometheus reads beside Shoal's own."""
-    inner = PrometheusObserver()
+    inner = PrometheusObserver(lambda: [("m", "ready")])
     metrics = TeiMetrics(inner)
-    inner.more = metrics.render
-    inner.attach(lambda: [("m", "ready")])
     ran(metrics, embedded(5))
-    text = inner.render().decode()
+    text = (inner.render() + metrics.render()).decode()
     assert "# TYPE te_request_count counter\n" in text
     assert '\nte_request_count{method="single"} 1\n' in text
     assert "# HELP te_" not in text
@@ -166,3 +163,17 @@ def test_everything_is_passed_on() -> None:
     metrics.inferred("m", "finish", 0.1)
     metrics.generated(GenerationReport("m", 1, 1, None, 0.1))
     assert hearing.heard == {name for name in vars(Observer) if not name.startswith("_")}
+
+
+def test_the_proxys_own_names() -> None:
+    """As triton-grpc-proxy tells of its requests, each a batch; nothing else is counted."""
+    metrics = ProxyMetrics()
+    result = Embedded(vectors=np.zeros((2, 4), np.float32), tokens=[3, 3], facts=FACTS)
+    metrics.finished("m", "embed", "ok", 0.5, result)
+    metrics.finished("m", "embed", "backend", 0.5, None)
+    text = metrics.render().decode()
+    assert 'tgp_request_count{method="batch"} 1\n' in text
+    for name in ("tgp_batch_size", "tgp_serialization_duration", "tgp_inference_duration"):
+        assert f"# TYPE {name} histogram\n" in text
+        assert f"{name}_count 1\n" in text
+    assert "tgp_batch_size_sum 2\n" in text

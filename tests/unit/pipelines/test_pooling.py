@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ModelFileError
-from shoal.models.graphs import head
-from shoal.models.reference import _pool
+from shoal.models.convert.graphs import head
+from shoal.models.convert.reference import _pool
 from shoal.pipelines.pooling import MODES, check_modes, pool
 from shoal.types import Array
 

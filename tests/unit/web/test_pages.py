@@ -10,7 +10,7 @@ import pytest
 
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import MethodNotAllowed, RouteNotFound
-from shoal.surfaces._request import Reply, Request
+from shoal.http.request import Reply, Request
 from shoal.web import Pages, read
 
 HTML = b"<!doctype html><html><head><title>x</title></head></html>"

@@ -5,7 +5,7 @@ with 0.2 billion parameters on two cores), so that a thread of the gateway's wou
 runs in a process of its own: `worker` steps it and tells what came of it over a socket, `generator` is this end.
 """
 
-from shoal.backends.genai.generator import GenaiGenerator, open
+from shoal.backends.genai.generator import GenaiGenerator, start_generator
 from shoal.backends.genai.messages import GenaiOptions
 
-__all__ = ["GenaiGenerator", "GenaiOptions", "open"]
+__all__ = ["GenaiGenerator", "GenaiOptions", "start_generator"]

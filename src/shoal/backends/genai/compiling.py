@@ -20,8 +20,11 @@ import msgspec
 
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.process import spawned
+from shoal.decoding import msgpack_decoder
 from shoal.errors import Crashed, InvalidValue, Overloaded, TransportFailed
 from shoal.types import Guide
+
+_VERDICT = msgpack_decoder(Verdict)
 
 LIMIT_S = 5.0
 """How long a guide may compile. Large vocabularies need it: with 128,000 tokens a text of up to 200 letters takes 3."""
@@ -241,7 +244,7 @@ class _Child:
 
     async def _verdict(self) -> Verdict:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Verdict)
+        return _VERDICT.decode(await self._reader.readexactly(length))
 
     async def end(self) -> None:
         """Kill it, when it has not ended already."""

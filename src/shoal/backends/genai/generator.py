@@ -36,7 +36,7 @@ _ERRORS: dict[str, type[ShoalError]] = {
 }
 
 
-async def open(path: Path, *, name: str, options: GenaiOptions) -> GenaiGenerator:
+async def start_generator(path: Path, *, name: str, options: GenaiOptions) -> GenaiGenerator:
     """Load a model in a process of its own and answer its generator, which has made a token already.
 
     `path`: a folder with openvino_model.xml, or a .gguf file. Raises ModelFileError, ConfigError, OutOfMemory,
@@ -66,6 +66,7 @@ class GenaiGenerator:
         self._facts = GeneratorFacts(
             name=name,
             parameters=PARAMETERS | ({"guide"} if opened.guided else frozenset()),
+            top_logprobs=0,
             wants_ids=True,
             gives="ids",
             context_tokens=min(limits, default=None),
@@ -73,6 +74,8 @@ class GenaiGenerator:
                 "engine": f"openvino-genai {opened.version}",
                 "precision": opened.precision,
                 "threads": opened.threads,
+                "kv_cache_precision": opened.kv_cache_precision,
+                "dynamic_quantization": bool(opened.quantized_together),
                 "kv_cache_mb": round(opened.cache_bytes / 2**20, 1),
                 "kv_cache_tokens": opened.cache_tokens or None,
                 "prefix_caching": options.prefix_caching,

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends._errors import essence
 from shoal.backends.genai.sampling import structure
+from shoal.backends.local.errors import essence
 from shoal.errors import InvalidValue, OutOfMemory, ShoalError
 from shoal.types import Guide
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shoal.decoding import msgpack_decoder
 from shoal.types import Guide, Sampling
 
 LENGTH = struct.Struct(">I")
@@ -24,19 +25,20 @@ class GenaiOptions(msgspec.Struct, frozen=True, kw_only=True):
     `context_tokens`: what the model was made for, prompt and answer together. `stop_ids`: tokens that end an answer,
     beside those that its generation_config.json names. `vocab_size`: width of its logits, where the graph leaves
     that open. `cache_heads`: for a graph whose state cannot be read off its file, (heads, width of a head) of each
-    cached tensor, keys and values in turn, and in `cache_precision` how they are kept ("f16", "u8").
+    cached tensor, keys and values in turn.
     """
 
     precision: Literal["auto", "f32", "bf16"] = "auto"
     threads: int = 0
     max_streams: int = 256
     kv_cache_mb: int = 0
+    kv_cache_precision: Literal["auto", "f32", "f16", "u8"] = "auto"
+    dynamic_quantization: Literal["auto", "on", "off"] = "auto"
     prefix_caching: bool = True
     context_tokens: int | None = None
     stop_ids: tuple[int, ...] = ()
     vocab_size: int = 0
     cache_heads: tuple[tuple[int, int], ...] = ()
-    cache_precision: str = ""
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
@@ -72,11 +74,14 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
-    """The model is loaded and has made a token. `guided`: guided decoding is possible. `cache_tokens`, `cache_bytes`:
+    """The model is loaded and has made a token. `quantized_together`: activations that share a scale in 8 bits, 0 when
+    they are not rounded. `guided`: guided decoding is possible. `cache_tokens`, `cache_bytes`:
     room for contexts, 0 tokens where that is not known."""
 
     version: str
     precision: str
+    kv_cache_precision: str
+    quantized_together: int
     threads: int
     vocab_size: int
     guided: bool
@@ -120,9 +125,9 @@ ToWorker: TypeAlias = Open | Start | Prepare | Cancel | Ping
 First: TypeAlias = Opened | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()
-to_worker = msgspec.msgpack.Decoder(ToWorker).decode
-first = msgspec.msgpack.Decoder(First).decode
-produced = msgspec.msgpack.Decoder(list[Produced]).decode
+to_worker = msgpack_decoder(ToWorker).decode
+first = msgpack_decoder(First).decode
+produced = msgpack_decoder(list[Produced]).decode
 
 
 def frame(message: ToWorker | First | list[Produced]) -> bytes:

@@ -10,17 +10,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.backends._compile import runtime
-from shoal.backends._errors import engine_error
-from shoal.backends._options import usable_cores
 from shoal.backends.genai import memory
 from shoal.backends.genai.grammar import Grammars, said
 from shoal.backends.genai.messages import GenaiOptions, Opened
+from shoal.backends.local.compile import runtime
+from shoal.backends.local.errors import engine_error
+from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
 
 GRAPH = "openvino_model.xml"
 GIB = 2**30
 SAMPLER_THREADS = 4
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+QUANTIZED_TOGETHER = 32
+"""Group size where dynamic quantization is asked for and neither the library nor the file has one."""
+
+_AUTHORS_GROUP = ["runtime_options", GROUP]
 
 
 @dataclass(slots=True)
@@ -70,16 +75,11 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
         if options.precision == "bf16" and not native:
             raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
         threads = options.threads or usable_cores()
-        scheduler, capacity = _scheduler(genai, state, options)
-        properties: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": threads,
-            # the event loop and other models share the cores: a pinned thread cannot step aside
-            "ENABLE_CPU_PINNING": False,
-            "sampler_num_threads": min(threads, SAMPLER_THREADS),
-        }
-        if options.precision != "auto":
-            properties["INFERENCE_PRECISION_HINT"] = options.precision
-        cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties)
+        kept, group = cache_precision(options), quantized_together(openvino, state.group, options)
+        scheduler, capacity = _scheduler(genai, state, options, kept)
+        properties = compile_properties(options, threads, kept, group)
+        sampling = {"sampler_num_threads": min(threads, SAMPLER_THREADS)}
+        cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties | sampling)
         tokenizer = cb.get_tokenizer()
         grammars = _grammars(openvino, genai, tokenizer, state.vocabulary)
         rules = cb.get_config()
@@ -95,6 +95,8 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
             facts=Opened(
                 version=str(genai.__version__).partition("-")[0],
                 precision=options.precision if options.precision != "auto" else ("bf16" if native else "f32"),
+                kv_cache_precision=kept,
+                quantized_together=group,
                 threads=threads,
                 vocab_size=state.vocabulary,
                 guided=grammars is not None,
@@ -112,6 +114,24 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
         ) from error
 
 
+def compile_properties(options: GenaiOptions, threads: int, kept: str, group: int) -> dict[str, Any]:
+    """How OpenVINO compiles the graph. `kept`: precision of cached keys and values; `group`: of dynamic quantization.
+
+    Everything that changes answers is explicit: the library's defaults keep contexts in u8 and round activations even
+    when it is told to compute in f32.
+    """
+    properties: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": threads,
+        # the event loop and other models share the cores: a pinned thread cannot step aside
+        "ENABLE_CPU_PINNING": False,
+        "KV_CACHE_PRECISION": kept,
+        GROUP: group,
+    }
+    if options.precision != "auto":
+        properties["INFERENCE_PRECISION_HINT"] = options.precision
+    return properties
+
+
 def _proved(pipeline: Pipeline) -> Pipeline:
     """The pipeline after its first token, which is when it takes the memory for contexts."""
     rules = pipeline.rules()
@@ -126,16 +146,17 @@ def _proved(pipeline: Pipeline) -> Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a model's file tells before it is loaded. `heads`: of each cached tensor, (heads, width of one)."""
+    """What a model's file tells before it is loaded. `heads`: of each cached tensor, (heads, width of one). `group`:
+    the group size of dynamic quantization that its author chose."""
 
     heads: tuple[tuple[int, int], ...]
-    precision: str
     vocabulary: int
+    group: int | None = None
 
     @classmethod
     def of(cls, openvino: Any, path: Path, options: GenaiOptions) -> _State:
         if not path.is_dir():
-            return cls(options.cache_heads, options.cache_precision, options.vocab_size)
+            return cls(options.cache_heads, options.vocab_size)
         model = openvino.Core().read_model(str(path / GRAPH))
         width = model.output("logits").get_partial_shape()[-1]
         heads = []
@@ -145,18 +166,27 @@ class _State:
                 heads.append((shape[1].get_length(), shape[3].get_length()))
         return cls(
             heads=tuple(heads) if len(heads) == len(model.get_sinks()) else (),
-            precision=_kept_as(model),
             vocabulary=width.get_length() if width.is_static else options.vocab_size,
+            group=int(model.get_rt_info(_AUTHORS_GROUP).value) if model.has_rt_info(_AUTHORS_GROUP) else None,
         )
 
 
-def _kept_as(model: Any) -> str:
-    """The precision that the file wants contexts kept in; the library's default is 8 bits."""
-    where = ["runtime_options", "KV_CACHE_PRECISION"]
-    return str(model.get_rt_info(where).value) if model.has_rt_info(where) else "u8"
+def cache_precision(options: GenaiOptions) -> str:
+    """How keys and values are kept: as exactly as the model computes, and by default in 16 bits."""
+    if options.kv_cache_precision != "auto":
+        return options.kv_cache_precision
+    return "f32" if options.precision == "f32" else "f16"
 
 
-def _scheduler(genai: Any, state: _State, options: GenaiOptions) -> tuple[Any, int]:
+def quantized_together(openvino: Any, authors: int | None, options: GenaiOptions) -> int:
+    """Activations that share a scale in 8 bits, 0 for none that are rounded. `authors`: what the file asks for."""
+    if options.dynamic_quantization == "off" or (options.dynamic_quantization == "auto" and options.precision == "f32"):
+        return 0
+    default = authors if authors is not None else int(openvino.Core().get_property("CPU", GROUP))
+    return default if options.dynamic_quantization == "auto" else default or QUANTIZED_TOGETHER
+
+
+def _scheduler(genai: Any, state: _State, options: GenaiOptions, kept: str) -> tuple[Any, int]:
     """The library's SchedulerConfig, and the tokens that its cache will hold."""
     config = genai.SchedulerConfig()
     config.max_num_seqs = options.max_streams
@@ -168,7 +198,7 @@ def _scheduler(genai: Any, state: _State, options: GenaiOptions) -> tuple[Any, i
         return config, 0
     count = memory.blocks(
         room,
-        memory.block_bytes(state.heads, state.precision),
+        memory.block_bytes(state.heads, kept),
         asked=bool(options.kv_cache_mb),
         context_tokens=options.context_tokens,
         streams=options.max_streams,

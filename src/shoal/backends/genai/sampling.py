@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from shoal.backends.genai import spelling
+from shoal.backends.genai import compact, spelling
 from shoal.errors import InvalidValue
 from shoal.types import Guide, Sampling
 
@@ -57,11 +57,7 @@ def configure(rules: Any, sampling: Sampling, room: int) -> Any:
         if value is not None:
             setattr(rules, penalty, value)
     if sampling.logprobs is not None:
-        if sampling.logprobs > 0:
-            raise InvalidValue(
-                "this model tells the probability of the chosen token alone: ask for 0 others", param="top_logprobs"
-            )
-        rules.logprobs = 1
+        rules.logprobs = 1  # the library computes that of the chosen token alone
     return rules
 
 
@@ -95,9 +91,10 @@ def structure(guide: Guide) -> dict[str, str]:
     if len(guide.value) > LONGEST_GUIDE:
         raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
     if guide.kind == "json_object":
-        return {"json_schema": '{"type":"object"}'}
+        return {"grammar": compact.OBJECT}
     if guide.kind == "json_schema":
-        return {"json_schema": spelling.schema(guide.value)}
+        written = compact.grammar(guide.value)
+        return {"json_schema": spelling.schema(guide.value)} if written is None else {"grammar": written}
     if guide.kind == "regex":
         return {"regex": guide.value}
     if guide.kind == "choice":

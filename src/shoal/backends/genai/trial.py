@@ -18,6 +18,7 @@ from shoal.backends.genai import bounds, confine
 from shoal.backends.genai.grammar import Grammars
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.pipeline import libraries
+from shoal.decoding import msgpack_decoder
 from shoal.errors import InvalidValue
 from shoal.types import Guide
 
@@ -38,10 +39,11 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
     grammars = Grammars(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
     grammars.try_out(Guide(kind="json_object"))  # threads and tables that every guide needs
     _, began = confine.sizes()
+    guides = msgpack_decoder(Guide)
     with sock, sock.makefile("rwb") as line:
         _say(line, Verdict())
         while len(head := line.read(LENGTH.size)) == LENGTH.size:
-            guide = msgspec.msgpack.decode(line.read(LENGTH.unpack(head)[0]), type=Guide)
+            guide = guides.decode(line.read(LENGTH.unpack(head)[0]))
             confine.leave_room(ROOM_BYTES)
             signal.setitimer(signal.ITIMER_REAL, limit_s)
             _, before = confine.sizes()

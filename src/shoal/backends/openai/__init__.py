@@ -1,1 +1,28 @@
 """Servers that speak OpenAI's API: requests passed on as they came, streams passed back byte for byte, embeddings."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from shoal.backends.base.backend import Backend, Target
+from shoal.core.lifecycle.loading import Report
+from shoal.core.protocols import Runner
+from shoal.models.address import Address, Served
+
+
+class OpenAiBackend(Backend):
+    name = "openai"
+    remote = True
+
+    async def offers(self, address: Address) -> dict[str, Served | str]:
+        from shoal.backends.openai.open import offered
+
+        return await offered(address, self.resources.loaded.settings)
+
+    async def open(self, target: Target, report: Report) -> Runner:
+        from shoal.backends.openai.open import open_upstream
+
+        return await open_upstream(target, partial(self.resources.lane, target), report)
+
+
+BACKEND = OpenAiBackend

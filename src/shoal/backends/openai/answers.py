@@ -9,11 +9,12 @@ import msgspec
 from shoal.backends.openai.errors import failure, no_answer
 from shoal.backends.openai.tool_calls import ToolCalls
 from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Choosing, Counting, LogprobsWire, Said, TokenWire
+from shoal.decoding import json_decoder
 from shoal.types import Chunk, TokenLogprob, Usage
 
-_ANSWER = msgspec.json.Decoder(AnswerWire)
-_CHOOSING = msgspec.json.Decoder(Choosing)
-_COUNTING = msgspec.json.Decoder(Counting)
+_ANSWER = json_decoder(AnswerWire)
+_CHOOSING = json_decoder(Choosing)
+_COUNTING = json_decoder(Counting)
 _REASONS = {
     "stop": "stop",
     "length": "length",

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from shoal.decoding import json_decoder
 from shoal.errors import Malformed
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FIELDS = json_decoder(dict[str, msgspec.Raw])
+_TEXT = json_decoder(str)
+_NUMBER = json_decoder(float)
 # Possessive: no byte of a string is looked at twice, and one that never ends is a token too (without its last quote).
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
@@ -35,7 +38,7 @@ class RequestBody:
     def model(self) -> str:
         """The name that the client gave; "" where it gave none."""
         try:
-            return msgspec.json.decode(self._fields["model"], type=str)
+            return _TEXT.decode(self._fields["model"])
         except (KeyError, msgspec.DecodeError, RecursionError):
             return ""
 
@@ -89,7 +92,7 @@ class ModelNames:
 
 def _is_no_length(raw: msgspec.Raw) -> bool:
     try:
-        return msgspec.json.decode(raw, type=float) == -1
+        return _NUMBER.decode(raw) == -1
     except msgspec.DecodeError:
         return False
 

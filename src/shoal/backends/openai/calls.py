@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from shoal.backends._http_answer import Answer
-from shoal.backends._room import Room
-from shoal.errors import EngineFailed
+from shoal.backends.base.http_answer import Answer
+from shoal.backends.base.response_limit import Room
+from shoal.errors import UpstreamFailed
 from shoal.types import Array
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Calls(Protocol):
     - `room`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the numbers of a
       vector, once they are known.
     - `learned`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
-    - `read` raises EngineFailed for what is not one row for each item.
+    - `read` raises UpstreamFailed for what is not one row for each item.
     """
 
     path: str
@@ -47,11 +47,13 @@ class Calls(Protocol):
 
 
 def by_index(found: Sequence[tuple[int | None, T]], count: int, where: str) -> list[T]:
-    """Entries in the order of their indices, or as they come where they have none. Raises EngineFailed for what is not
-    one entry for each of `count` inputs."""
+    """Entries in the order of their indices, or as they come where they have none. Raises UpstreamFailed for what is
+    not one entry for each of `count` inputs."""
     rows: dict[int, T] = {}
     for place, (index, row) in enumerate(found):
         rows[place if index is None else index] = row
     if len(found) != count or set(rows) != set(range(count)):
-        raise EngineFailed(f"the server at {where} answered {len(found)} rows for {count} inputs, or not one for each")
+        raise UpstreamFailed(
+            f"the server at {where} answered {len(found)} rows for {count} inputs, or not one for each"
+        )
     return [rows[place] for place in range(count)]

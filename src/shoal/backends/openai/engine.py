@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.backends._http_client import Client
-from shoal.backends._items import items_of
-from shoal.backends._presence import Presence
-from shoal.backends._usage import BYTES_PER_TOKEN, divided, size_of
-from shoal.backends._width import check_width, cut
+from shoal.backends.base.http_client import Client
+from shoal.backends.base.items import items_of
+from shoal.backends.base.presence import Presence
+from shoal.backends.base.usage import BYTES_PER_TOKEN, divided, size_of
+from shoal.backends.base.vector_width import check_width, cut
 from shoal.backends.openai.calls import Calls, Rows
 from shoal.backends.openai.errors import engine_error
 from shoal.backends.openai.replicas import LOOK_AGAIN_S, LOOK_S, look
 from shoal.backends.openai.vectors import Embeddings
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import EngineFailed, InputRejected, InternalError
+from shoal.errors import InputRejected, InternalError, UpstreamFailed
 from shoal.types import Array
 
 logger = logging.getLogger("shoal.openai")
@@ -59,7 +59,7 @@ class UpstreamEngine:
     answer told how many tokens it read.
 
     `dimension` is that of the model, once it is known: a vector of another length, which is not that of `dimensions`
-    either, is EngineFailed, and takes the server out of service. The model is not asked while all is well, since a
+    either, is UpstreamFailed, and takes the server out of service. The model is not asked while all is well, since a
     server may charge for it.
     """
 
@@ -138,7 +138,7 @@ class UpstreamEngine:
                 order += some
                 done += len(some)
         if len({part.shape[1] for part in parts}) > 1:
-            raise EngineFailed(f"the server at {self.client.base} answered rows of several lengths")
+            raise UpstreamFailed(f"the server at {self.client.base} answered rows of several lengths")
         if len(parts) == 1:
             return parts[0], tokens
         values = np.empty((len(items), parts[0].shape[1]), dtype=np.float32)

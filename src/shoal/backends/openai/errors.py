@@ -10,20 +10,21 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends._http_answer import Answer, refused_key, retry_after, said
+from shoal.backends.base.http_answer import Answer, refused_key, retry_after, said
+from shoal.decoding import json_decoder
 from shoal.errors import (
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
     UpstreamRefused,
 )
 
 _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate")
 _BUDGET = re.compile(r"max_tokens_per_request|tokens per (\w+ )?(request|batch|call)", re.IGNORECASE)
-_ERROR = msgspec.json.Decoder(dict[str, Any])
+_ERROR = json_decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
 _TASKS = r"chat|completions|embeddings?|rerank(?:ing)?|scor(?:e|ing)|classif(?:y|ication)"
 _NO_TASK = re.compile(
@@ -51,9 +52,11 @@ def refusal(answer: Answer, where: str) -> ShoalError:
     if error := refused_key(answer, where):
         return error
     if 300 <= answer.status < 400:
-        return EngineFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
+        return UpstreamFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
     if answer.status < 400:
-        return EngineFailed(f"the server at {where} answered status {answer.status} where it should have answered 200")
+        return UpstreamFailed(
+            f"the server at {where} answered status {answer.status} where it should have answered 200"
+        )
     return UpstreamRefused(
         f"the server at {where} refused with status {answer.status}{said(answer)}",
         status=answer.status,
@@ -123,4 +126,4 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         return InputRejected(f"the server at {where} refused these inputs{words}")
     if any(memory in words.lower() for memory in _MEMORY):
         return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
-    return EngineFailed(f"the server at {where} failed with status {status}{words}; its log says more")
+    return UpstreamFailed(f"the server at {where} failed with status {status}{words}; its log says more")

@@ -12,13 +12,14 @@ from shoal.backends.openai.body import ModelNames
 from shoal.backends.openai.errors import failure
 from shoal.backends.openai.sse import is_done, payload
 from shoal.backends.openai.wire import EndingWire
-from shoal.errors import EngineFailed, ShoalError, TransportFailed
+from shoal.decoding import json_decoder
+from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Chunk, Usage
 
 RESPONSES = "openai.responses"
 """The dialect whose streams end with an event of their own and not with `[DONE]`."""
 
-_ENDING = msgspec.json.Decoder(EndingWire)
+_ENDING = json_decoder(EndingWire)
 _WHOLE = ("response.completed", "response.incomplete")
 _FAILED = "response.failed"
 _ENDS = tuple(name.encode() for name in (*_WHOLE, _FAILED))
@@ -45,7 +46,7 @@ class PassedStream:
 
     def push(self, events: Sequence[bytes]) -> Iterator[Chunk]:
         """One chunk of events that came together. An error among them is raised after what came before it, as
-        UpstreamRefused, or EngineFailed where it cannot be read."""
+        UpstreamRefused, or UpstreamFailed where it cannot be read."""
         error: ShoalError | None = None
         taken: list[bytes] = []
         for event in events:
@@ -101,7 +102,7 @@ class PassedStream:
         except (msgspec.DecodeError, UnicodeDecodeError):  # whatever it is, it is the client's to read
             return None
         except RecursionError:
-            return EngineFailed("the server's error nests too deep to be read: its log says more")
+            return UpstreamFailed("the server's error nests too deep to be read: its log says more")
         self.over = kind in _WHOLE
         return None
 

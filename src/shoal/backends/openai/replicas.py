@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from shoal.backends._http_client import Client
-from shoal.errors import DeadlineExceeded, EngineFailed, ShoalError, TransportFailed, Unavailable, UpstreamRefused
+from shoal.backends.base.http_client import Client
+from shoal.core.protocols import ReplicaStatus
+from shoal.core.scheduling.ejection import Ejection
+from shoal.errors import DeadlineExceeded, ShoalError, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
 
 logger = logging.getLogger("shoal.openai")
 
@@ -26,23 +28,19 @@ LOOK_TIMEOUT_S = 2.0
 SLOW_LOOKS = 3
 """So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
 
-MAX_FAILURES = 5
-"""Failures in a row after which a server that still answers is left alone."""
-
 SILENCE = 0.95
 """Of the time that a model may take for its first piece: who is cancelled after so much of it was cut off by silence,
 since the timer that does so began a little before the request was sent."""
 
-FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 5.0
+"""Of an ejection: the watch looks every few seconds as well."""
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
+class Replica(Ejection):
     """One server and what it calls the model and its LoRAs.
 
-    `alive`: it answered the last look; `doubtful`: the next look is due. `turn`: when it was picked last. After a pause
-    one request at a time tries it, until it begins to answer one.
+    `alive`: it answered the last look; `doubtful`: the next look is due. `turn`: when it was picked last.
     """
 
     client: Client
@@ -50,38 +48,16 @@ class Replica:
     adapters: Mapping[str, str] = field(default_factory=dict)
     alive: bool = True
     in_flight: int = 0
-    failures: int = 0
-    until: float = 0.0
     doubtful: bool = False
     turn: int = 0
-    _pause: float = FIRST_PAUSE_S
-    _trial: bool = False
+    longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
 
     def usable(self, now: float) -> bool:
-        return self.alive and now >= self.until and not (self._trial and self.in_flight)
+        return self.alive and self.open(now, self.in_flight)
 
-    def answered(self) -> None:
-        """There is a first piece: others need not wait for the end."""
-        self._trial = False
-
-    def succeeded(self) -> None:
-        self.failures = 0
-        self._pause = FIRST_PAUSE_S
-        self._trial = False
-
-    def failed(self, now: float, *, gone: bool) -> None:
-        """`gone`: it was not there at all, or silent for all the time there is, which needs no second witness."""
-        self.failures += 1
+    def failed(self, now: float, *, gone: bool = False) -> None:
         self.doubtful = self.doubtful or gone
-        if (gone or self._trial or self.failures >= MAX_FAILURES) and now >= self.until:
-            self.until = now + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-            self._trial = True
-
-    def rest(self, now: float, seconds: float | None) -> None:
-        """It asked to be left alone."""
-        if seconds:
-            self.until = max(self.until, now + min(seconds, LONGEST_PAUSE_S))
+        Ejection.failed(self, now, gone=gone)
 
 
 class Attempt:
@@ -101,7 +77,7 @@ class Attempt:
         """A piece of the answer is there."""
         if not self._heard:
             self._heard = True
-            self.replica.answered()
+            self.replica.heard()
 
     def __enter__(self) -> Self:
         self.replica.in_flight += 1
@@ -115,7 +91,7 @@ class Attempt:
             silent = now >= self._silent_at
             if not self._heard and (late or silent):
                 self.replica.failed(now, gone=silent)
-        elif isinstance(error, TransportFailed | EngineFailed) or (
+        elif isinstance(error, TransportFailed | UpstreamFailed) or (
             isinstance(error, UpstreamRefused) and error.status >= 500
         ):
             self.replica.failed(now, gone=False)
@@ -158,6 +134,10 @@ class Fleet:
         now = self._clock()
         return any(replica.usable(now) for replica in self.replicas if replica not in tried)
 
+    def status(self) -> list[ReplicaStatus]:
+        now = self._clock()
+        return [each.status(each.client.base, now, present=each.alive) for each in self.replicas]
+
     async def aclose(self) -> None:
         for watch in self._watches:
             watch.cancel()
@@ -191,7 +171,7 @@ class Fleet:
 
 async def look(client: Client) -> None:
     """Whether the server is there; it need not like the question. Raises TransportFailed, DeadlineExceeded, and
-    EngineFailed while it, or a proxy before it, says that it cannot serve."""
+    UpstreamFailed while it, or a proxy before it, says that it cannot serve."""
     answer = await client.get("/models", time.monotonic() + LOOK_TIMEOUT_S)
     if answer.status >= 500 and answer.status != 501:
-        raise EngineFailed(f"{client.base}/models answers status {answer.status}")
+        raise UpstreamFailed(f"{client.base}/models answers status {answer.status}")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.backends._http_answer import Answer, refused_key
-from shoal.backends._http_client import Client
+from shoal.backends.base.http_answer import Answer, refused_key
+from shoal.backends.base.http_client import Client
 from shoal.backends.openai.calls import Calls
 from shoal.backends.openai.errors import lacks_model, lacks_route
 from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring

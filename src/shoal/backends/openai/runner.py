@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.backends._http_answer import Unreached, is_json
-from shoal.backends._http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
+from shoal.backends.base.http_answer import Unreached, is_json
+from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
 from shoal.backends.openai.answers import AnswerReader, has_choices, usage_in
 from shoal.backends.openai.body import ModelNames, RequestBody
@@ -18,8 +18,8 @@ from shoal.backends.openai.passed import RESPONSES, PassedStream
 from shoal.backends.openai.replicas import Attempt, Fleet, Replica
 from shoal.backends.openai.request import request_of
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
-from shoal.core.protocols import ModelFacts
-from shoal.errors import EngineFailed, InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamRefused
+from shoal.core.protocols import ModelFacts, ReplicaStatus
+from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
 from shoal.types import Batched, Chunk, Context, Generate, Result
 
 PATHS: Mapping[str, str] = {
@@ -90,6 +90,9 @@ class UpstreamRunner:
         async with aclosing(self._typed(task, ctx)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return self._fleet.status()
 
     def ready(self) -> bool:
         return self._fleet.ready()
@@ -234,12 +237,12 @@ def _elsewhere(error: ShoalError) -> bool:
 
 
 def _checked(response: Response, where: str, *, streams: bool) -> Response:
-    """Raise EngineFailed where the answer is of the other kind than the one asked for."""
+    """Raise UpstreamFailed where the answer is of the other kind than the one asked for."""
     kind = response.content_type
     if streams and is_json(kind):
-        raise EngineFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
+        raise UpstreamFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
     if not streams and kind.startswith("text/event-stream"):
-        raise EngineFailed(f"the server at {where} was asked for one answer and sent a stream")
+        raise UpstreamFailed(f"the server at {where} was asked for one answer and sent a stream")
     return response
 
 
@@ -247,7 +250,7 @@ async def _whole(response: Response, attempt: Attempt) -> bytes:
     answer = await response.whole(MAX_ANSWER_BYTES)
     attempt.heard()
     if not answer.whole:
-        raise EngineFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
+        raise UpstreamFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
     if not answer.json:
         raise errors.no_answer("what is no JSON")
     return answer.body

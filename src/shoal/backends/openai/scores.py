@@ -14,15 +14,16 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from shoal.backends._http_answer import Answer
-from shoal.backends._room import ANY_LABEL_BYTES, MOST_WIDTH, Room
+from shoal.backends.base.http_answer import Answer
+from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MOST_WIDTH, Room
 from shoal.backends.openai.calls import Rows, by_index
 from shoal.backends.openai.wire import ClassesWire, ClassWire, LabelWire, ScoresWire
-from shoal.errors import EngineFailed
+from shoal.decoding import json_decoder
+from shoal.errors import UpstreamFailed
 from shoal.types import Vectors
 
-_SCORES = msgspec.json.Decoder(ScoresWire)
-_CLASSES = msgspec.json.Decoder(ClassesWire)
+_SCORES = json_decoder(ScoresWire)
+_CLASSES = json_decoder(ClassesWire)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 _NUMBER = re.compile(r"(\d+)$")
 
@@ -106,7 +107,7 @@ class LabelNames:
         return spare + "".join(name or "" for name in self._names).encode()
 
     def placed(self, row: ClassWire | list[LabelWire], where: str) -> list[float]:
-        """The scores of an input. Raises EngineFailed for other labels than before."""
+        """The scores of an input. Raises UpstreamFailed for other labels than before."""
         if isinstance(row, list):
             return self._by_name({each.label: _number(each.score) for each in row}, len(row), where)
         scores = [_number(each) for each in row.probs]
@@ -120,13 +121,13 @@ class LabelNames:
         if not self._names or (len(self._names) == 1 and len(scores) == 1):
             self._names = [*sorted(scores, key=_natural)]
         if not scores or set(scores) != set(self._names) or len(scores) != count:
-            raise EngineFailed(f"the server at {where} scores other labels than {', '.join(self.told[:10]) or 'any'}")
+            raise UpstreamFailed(f"the server at {where} scores other labels than {', '.join(self.told[:10]) or 'any'}")
         return [scores[name] for name in self._names if name is not None]
 
     def _sized(self, count: int, where: str) -> None:
         self._names = self._names or [None] * count
         if not count or count != len(self._names):
-            raise EngineFailed(f"the server at {where} scores {count} labels, and the model has {len(self._names)}")
+            raise UpstreamFailed(f"the server at {where} scores {count} labels, and the model has {len(self._names)}")
 
 
 class Classifying:
@@ -192,7 +193,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:
     try:
         return decoder.decode(answer.body)
     except _UNREADABLE as error:
-        raise EngineFailed(f"the server at {where} answered what are no scores: {error}") from None
+        raise UpstreamFailed(f"the server at {where} answered what are no scores: {error}") from None
 
 
 def _floats(rows: Sequence[Sequence[float]]) -> Vectors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 
 MAX_EVENT_BYTES = 8 * 2**20
 """Of one event: a whole answer with its log probabilities stays well below."""
@@ -27,7 +27,7 @@ class EventSplitter:
 
     `push` answers the events that are complete now, each with the empty line that ends it; joined with `rest` they are
     the bytes that came in, but for a byte order mark before the first. An event is told as soon as it can be: where a
-    CRLF is torn apart after its CR, the LF begins the next one. Raises EngineFailed where an event grows past
+    CRLF is torn apart after its CR, the LF begins the next one. Raises UpstreamFailed where an event grows past
     `max_bytes`.
     """
 
@@ -53,7 +53,7 @@ class EventSplitter:
         if start:
             del self._buffer[:start]
         if len(self._buffer) > self._max_bytes:
-            raise EngineFailed(f"the server sent an event of more than {self._max_bytes} bytes: that is no answer")
+            raise UpstreamFailed(f"the server sent an event of more than {self._max_bytes} bytes: that is no answer")
         # A line end of up to two bytes may stand at the end of what was searched; half a boundary begins with it.
         self._searched = max(0, len(self._buffer) - 2)
         return events

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from shoal.backends.openai.wire import Said, ToolWire
+from shoal.decoding import json_decoder
 from shoal.types import ToolDelta
 
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_OBJECT = json_decoder(dict[str, Any])
 
 
 @dataclass(slots=True)

@@ -10,19 +10,20 @@ import msgspec
 import numpy as np
 import pybase64
 
-from shoal.backends._http_answer import Answer
-from shoal.backends._room import MOST_WIDTH, Room
+from shoal.backends.base.http_answer import Answer
+from shoal.backends.base.response_limit import MOST_WIDTH, Room
 from shoal.backends.openai.calls import Rows
 from shoal.backends.openai.wire import VectorsWire
-from shoal.errors import EngineFailed
+from shoal.decoding import json_decoder
+from shoal.errors import UpstreamFailed
 from shoal.types import Vectors
 
 ROWS_AT_ONCE = 64
 """Rows that are decoded before others get the loop: lists of floats take about 50 us a row."""
 
-_VECTORS = msgspec.json.Decoder(VectorsWire)
-_FLOATS = msgspec.json.Decoder(list[float])
-_TEXT = msgspec.json.Decoder(str)
+_VECTORS = json_decoder(VectorsWire)
+_FLOATS = json_decoder(list[float])
+_TEXT = json_decoder(str)
 
 
 class Embeddings:
@@ -57,19 +58,19 @@ class Embeddings:
             for place, one in enumerate(told.data):
                 at = place if one.index is None else one.index
                 if not 0 <= at < len(rows) or rows[at] is not None:
-                    raise EngineFailed(
+                    raise UpstreamFailed(
                         f"the server at {where} answered {len(told.data)} vectors for {len(items)} texts"
                     )
                 rows[at] = _vector(bytes(one.embedding))
                 if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                     await asyncio.sleep(0)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise EngineFailed(f"the server at {where} answered what are no embeddings: {error}") from None
+            raise UpstreamFailed(f"the server at {where} answered what are no embeddings: {error}") from None
         found = [row for row in rows if row is not None]
         if len(found) != len(items):
-            raise EngineFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
+            raise UpstreamFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
         if len({row.size for row in found}) != 1 or not found[0].size:
-            raise EngineFailed(f"the server at {where} answered vectors of several lengths, or of none")
+            raise UpstreamFailed(f"the server at {where} answered vectors of several lengths, or of none")
         return Rows(np.stack(found), told.usage.read if told.usage is not None else 0)
 
 

@@ -1,1 +1,28 @@
-"""Hugging Face text-embeddings-inference as a place where models run: one server, one model, over HTTP."""
+"""Hugging Face text-embeddings-inference as a place where models run: one server, one model, over HTTP or gRPC."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from shoal.backends.base.backend import Backend, Target
+from shoal.core.lifecycle.loading import Report
+from shoal.core.protocols import Runner
+from shoal.models.address import Address, Served
+
+
+class TeiBackend(Backend):
+    name = "tei"
+    remote = True
+
+    async def offers(self, address: Address) -> dict[str, Served | str]:
+        from shoal.backends.tei.open import offered
+
+        return await offered(address, self.resources.loaded.settings)
+
+    async def open(self, target: Target, report: Report) -> Runner:
+        from shoal.backends.tei.open import open_tei
+
+        return await open_tei(target, partial(self.resources.lane, target), report)
+
+
+BACKEND = TeiBackend

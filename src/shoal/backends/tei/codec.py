@@ -24,7 +24,7 @@ class TeiCodec:
     """TextCodec of the first of these servers that is there; calls hold as many inputs as the server takes.
 
     Offsets come as bytes of prompt and text, and are told as characters of them. Besides InvalidValue it raises
-    Unavailable and TransportFailed while no server is there, and EngineFailed.
+    Unavailable and TransportFailed while no server is there, and UpstreamFailed.
     """
 
     def __init__(self, engines: Sequence[TeiEngine]) -> None:

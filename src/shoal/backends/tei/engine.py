@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends._items import items_of
-from shoal.backends._presence import Presence
-from shoal.backends._width import check_width, cut
+from shoal.backends.base.items import items_of
+from shoal.backends.base.presence import Presence
+from shoal.backends.base.vector_width import check_width, cut
 from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import KeyRefused, Link, Shape, TakesFewer
 from shoal.core.protocols import CostModel, EngineFacts, Tensors
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
-    EngineFailed,
     InternalError,
     Overloaded,
+    UpstreamFailed,
 )
 from shoal.types import Array
 
@@ -70,7 +70,7 @@ class TeiEngine:
     raises a ShoalError to keep it out; it may call `infer`. So may `same`, which is awaited while the server serves,
     and raises ConfigError for one whose model is another now: it is then out of service until it is admitted again.
 
-    `dimension` is that of the model, once it is known: a vector of any other length is EngineFailed, and takes the
+    `dimension` is that of the model, once it is known: a vector of any other length is UpstreamFailed, and takes the
     server out of service.
     """
 
@@ -164,7 +164,7 @@ class TeiEngine:
             parts, counts = await self._called(name, items, params, deadline)
             # The lengths may differ while `dimension` is not known.
             if name == "embedding" and len(parts) > 1 and len({part.shape[1] for part in parts}) > 1:
-                raise EngineFailed(f"the server at {self.link.base} answered vectors of several lengths")
+                raise UpstreamFailed(f"the server at {self.link.base} answered vectors of several lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
         return {name: found[name] for name in outputs}
@@ -226,7 +226,7 @@ class TeiEngine:
             await self._ask()
             return
         if not info.same_model(self.info):
-            self._presence.lost(EngineFailed(f"the server at {self.link.base} has another model: {info.model_id}"))
+            self._presence.lost(UpstreamFailed(f"the server at {self.link.base} has another model: {info.model_id}"))
         self.info, self._refused = info, None
         self.facts = self._stated()
 

@@ -10,8 +10,9 @@ import re
 
 import msgspec
 
-from shoal.backends._http_answer import Answer, refused_key, retry_after, said
-from shoal.errors import EngineFailed, InputRejected, OutOfMemory, Overloaded, ShoalError, TransportFailed
+from shoal.backends.base.http_answer import Answer, refused_key, retry_after, said
+from shoal.decoding import json_decoder
+from shoal.errors import InputRejected, OutOfMemory, Overloaded, ShoalError, TransportFailed, UpstreamFailed
 
 _LIMIT = re.compile(r"batch size \d+ > maximum allowed batch size (\d+)")
 MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate", "out_of_memory")
@@ -22,7 +23,7 @@ class _ErrorWire(msgspec.Struct):
     error_type: str = ""
 
 
-_ERROR = msgspec.json.Decoder(_ErrorWire)
+_ERROR = json_decoder(_ErrorWire)
 
 
 def batch_limit(answer: Answer) -> int | None:
@@ -56,10 +57,10 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
     if status in (400, 422):
         return InputRejected(f"the server at {where} refused these inputs{words}")
     if 300 <= status < 400:
-        return EngineFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
+        return UpstreamFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
     if status < 400:
-        return EngineFailed(f"the server at {where} answered status {status} where it should have answered 200")
-    return EngineFailed(f"the server at {where} failed with status {status}{words}; its log says more")
+        return UpstreamFailed(f"the server at {where} answered status {status} where it should have answered 200")
+    return UpstreamFailed(f"the server at {where} failed with status {status}{words}; its log says more")
 
 
 def _type_of(answer: Answer) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import grpc
 
-from shoal.backends._http_answer import LONGEST_WORDS, SHORTEST_SECRET
+from shoal.backends.base.http_answer import LONGEST_WORDS, SHORTEST_SECRET
 from shoal.backends.tei.errors import MEMORY, UNHEALTHY
 from shoal.backends.tei.link import KeyRefused
 from shoal.errors import (
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
 )
 
 Code = grpc.StatusCode
@@ -53,7 +53,7 @@ def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = 
 
 def _of_a_batch(code: grpc.StatusCode, low: str, words: str, where: str) -> ShoalError:
     if code is Code.RESOURCE_EXHAUSTED and any(size in low for size in _TOO_LARGE):
-        return EngineFailed(f"{where} answered, or was sent, more than one message may hold{words}: ask for less")
+        return UpstreamFailed(f"{where} answered, or was sent, more than one message may hold{words}: ask for less")
     if code is Code.RESOURCE_EXHAUSTED:
         return Overloaded(f"the server at {where} is too busy{words}: try again")
     if any(memory in low for memory in MEMORY):
@@ -61,8 +61,8 @@ def _of_a_batch(code: grpc.StatusCode, low: str, words: str, where: str) -> Shoa
     if code in _INPUTS or (code is Code.FAILED_PRECONDITION and low.startswith(_TOKENIZER)):
         return InputRejected(f"the model's server refused the input{words}")
     if code is Code.UNIMPLEMENTED:
-        return EngineFailed(f"the server at {where} has no such call{words}: check its address, and its version")
-    return EngineFailed(f"the server at {where} failed with status {code.name}{words}; its log says more")
+        return UpstreamFailed(f"the server at {where} has no such call{words}: check its address, and its version")
+    return UpstreamFailed(f"the server at {where} failed with status {code.name}{words}; its log says more")
 
 
 def _said(details: str, key: str) -> str:

@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
-from shoal.backends._http_client import MAX_ANSWER_BYTES, MAX_CARD_BYTES
-from shoal.backends._room import MOST_WIDTH
+from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_CARD_BYTES
+from shoal.backends.base.response_limit import MOST_WIDTH
 from shoal.backends.tei import grpc_messages as messages
 from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.grpc_errors import status_error
@@ -28,10 +28,10 @@ from shoal.errors import (
     CapacityError,
     ConfigError,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     InternalError,
     TransportFailed,
+    UpstreamFailed,
 )
 
 INFO = "/tei.v1.Info/Info"
@@ -109,10 +109,10 @@ class GrpcLink:
             return self._told[1]
         except KeyRefused as error:
             raise ConfigError(error.message) from None
-        except (TransportFailed, DeadlineExceeded, EngineFailed):
+        except (TransportFailed, DeadlineExceeded, UpstreamFailed):
             raise
         except (BackendError, CapacityError) as error:
-            raise EngineFailed(f"the server at {self.base} does not say what it serves: {error.message}") from error
+            raise UpstreamFailed(f"the server at {self.base} does not say what it serves: {error.message}") from error
 
     async def look(self, seconds: float) -> Info:
         info = await self.info(time.monotonic() + seconds)
@@ -120,7 +120,7 @@ class GrpcLink:
         request = pb.HealthCheckRequest(service=part)
         try:
             found = await self._one(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
-        except EngineFailed:  # a proxy lets the API through alone: what it says of itself must do
+        except UpstreamFailed:  # a proxy lets the API through alone: what it says of itself must do
             return info
         if found.status == pb.HealthCheckResponse.NOT_SERVING:
             raise TransportFailed(f"the server at {self.base} says that its model is not healthy")
@@ -201,7 +201,7 @@ class GrpcLink:
         requests = messages.requests_of("embedding", [QUESTION], {"normalize": True})
         try:
             await self._streamed(messages.EMBED, requests, deadline, messages.SPARE_BYTES + 4 * MOST_WIDTH)
-        except EngineFailed as error:
+        except UpstreamFailed as error:
             if "splade" in error.message.lower():
                 return True
             raise
@@ -217,7 +217,7 @@ class GrpcLink:
                 " give them names of their own in the model's config.json"
             )
         if not labels:
-            raise EngineFailed(f"the server at {self.base} scores nothing")
+            raise UpstreamFailed(f"the server at {self.base} scores nothing")
         return tuple(labels)
 
     async def _streamed(
@@ -237,7 +237,7 @@ class GrpcLink:
             while (data := await call.read()) is not grpc.aio.EOF:
                 size += len(data)
                 if len(found) == len(requests) or len(data) > most or size > MAX_ANSWER_BYTES:
-                    raise EngineFailed(
+                    raise UpstreamFailed(
                         f"the server at {self.base} answered more rows, or more bytes, than it was asked for, or than"
                         " are read at once: ask for less at once"
                     )
@@ -246,14 +246,14 @@ class GrpcLink:
             # A stream that ends while it is written is INTERNAL to who reads: the first status was the server's.
             raise self._failed(*(statuses or [(error.code(), error.details() or "")])[0]) from error
         except DecodeError as error:
-            raise EngineFailed(f"the server at {self.base} answered what it should not have: {error}") from None
+            raise UpstreamFailed(f"the server at {self.base} answered what it should not have: {error}") from None
         except asyncio.CancelledError as error:
             self._check_open(error)
             raise
         finally:
             call.cancel()
         if len(found) < len(requests):
-            raise EngineFailed(f"the server at {self.base} answered {len(found)} rows for {len(requests)} inputs")
+            raise UpstreamFailed(f"the server at {self.base} answered {len(found)} rows for {len(requests)} inputs")
         return found
 
     async def _one(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
@@ -261,7 +261,7 @@ class GrpcLink:
         try:
             data = await self._call(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
             if len(data) > MAX_CARD_BYTES:
-                raise EngineFailed(f"the server at {self.base} says more than is read")
+                raise UpstreamFailed(f"the server at {self.base} says more than is read")
             return kind.FromString(data)
         except grpc.aio.AioRpcError as error:
             if path == INFO and error.code() is grpc.StatusCode.UNIMPLEMENTED:

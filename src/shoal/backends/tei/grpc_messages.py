@@ -1,6 +1,6 @@
 """Batches as messages of text-embeddings-inference's gRPC streams, one for each input, and their answers to arrays.
 
-Messages of one stream carry the same options. What is no answer raises EngineFailed.
+Messages of one stream carry the same options. What is no answer raises UpstreamFailed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 
-from shoal.backends._room import ANY_LABEL_BYTES, MOST_TERMS, MOST_WIDTH
+from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MOST_TERMS, MOST_WIDTH
 from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.answers import ordered, sparse_of
 from shoal.backends.tei.link import Shape, TokenWire, guessed, size_in_bytes
-from shoal.errors import EngineFailed, InputRejected
+from shoal.errors import InputRejected, UpstreamFailed
 from shoal.types import Array, Vectors
 
 FLOAT_BYTES = 4
@@ -96,7 +96,7 @@ async def array_of(name: str, found: Sequence[Any], shape: Shape, where: str) ->
         for at, answer in enumerate(found):
             rows[at] = _matrix([each.embeddings for each in answer.token_embeddings], "token vectors", where)
         if len({matrix.shape[1] for matrix in rows}) > 1:
-            raise EngineFailed(f"the server at {where} answered token vectors of several lengths")
+            raise UpstreamFailed(f"the server at {where} answered token vectors of several lengths")
         return rows
     if name == "sparse":
         seen = 0
@@ -116,7 +116,7 @@ def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
     """Packed floats of one length each: float32 [rows, length], writeable."""
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes or sizes.pop() % FLOAT_BYTES:
-        raise EngineFailed(f"the server at {where} answered {what} of several lengths, or of none")
+        raise UpstreamFailed(f"the server at {where} answered {what} of several lengths, or of none")
     return np.frombuffer(bytearray().join(rows), dtype="<f4").astype(np.float32, copy=False).reshape(len(rows), -1)
 
 

@@ -8,16 +8,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.backends._http_answer import Answer, said
-from shoal.backends._http_client import Client
-from shoal.backends._room import Room
-from shoal.backends._usage import divided
+from shoal.backends.base.http_answer import Answer, said
+from shoal.backends.base.http_client import Client
+from shoal.backends.base.response_limit import Room
+from shoal.backends.base.usage import divided
 from shoal.backends.tei import answers
 from shoal.backends.tei.calls import ROUTES, body_of
 from shoal.backends.tei.errors import batch_limit, engine_error
 from shoal.backends.tei.info import Info, info_of
 from shoal.backends.tei.link import KeyRefused, Rows, Shape, TakesFewer, TokenWire, guessed, size_in_bytes
-from shoal.errors import EngineFailed, ShoalError, TransportFailed
+from shoal.decoding import json_decoder
+from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 
 TOKENS = "x-compute-tokens"
 
@@ -29,8 +30,8 @@ SIZE_BYTES = 256
 
 T = TypeVar("T")
 
-_TOKENS = msgspec.json.Decoder(list[list[TokenWire]])
-_TEXTS = msgspec.json.Decoder(list[str])
+_TOKENS = json_decoder(list[list[TokenWire]])
+_TEXTS = json_decoder(list[str])
 
 
 class HttpLink:
@@ -61,7 +62,9 @@ class HttpLink:
         body, where = answer.body, self.base
         room.check(body, where)
         if "html" in answer.content_type:
-            raise EngineFailed(f"{where} answers with a web page: check the address, and what stands before the server")
+            raise UpstreamFailed(
+                f"{where} answers with a web page: check the address, and what stands before the server"
+            )
         if name == "embedding":
             array = await answers.vectors(body, count, where)
         elif name == "tokens":
@@ -96,9 +99,9 @@ class HttpLink:
         try:
             told = decoder.decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the server at {self.base} answered what are no tokens: {error}") from None
+            raise UpstreamFailed(f"the server at {self.base} answered what are no tokens: {error}") from None
         if len(told) != count:
-            raise EngineFailed(f"the server at {self.base} answered {len(told)} rows for {count} inputs")
+            raise UpstreamFailed(f"the server at {self.base} answered {len(told)} rows for {count} inputs")
         return told
 
     def _refused(self, answer: Answer, count: int) -> ShoalError | TakesFewer:

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.backends._http_answer import Answer, refused_key, said
-from shoal.errors import ConfigError, EngineFailed
+from shoal.backends.base.http_answer import Answer, refused_key, said
+from shoal.decoding import json_decoder
+from shoal.errors import ConfigError, UpstreamFailed
 from shoal.types import TaskKind, VectorKind
 
 Kind = Literal["embedding", "splade", "reranker", "classifier"]
@@ -106,16 +107,16 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_INFO = msgspec.json.Decoder(InfoWire)
+_INFO = json_decoder(InfoWire)
 
 
 def info_of(answer: Answer, where: str) -> Info:
-    """The server's card. Raises EngineFailed while it cannot say, ConfigError for a server of another kind or one that
-    refuses Shoal's key."""
+    """The server's card. Raises UpstreamFailed while it cannot say, ConfigError for a server of another kind or one
+    that refuses Shoal's key."""
     if refused := refused_key(answer, where):
         raise ConfigError(refused.message)
     if answer.status in AWAY:
-        raise EngineFailed(f"{where}/info answers status {answer.status}{said(answer)}: it may be starting")
+        raise UpstreamFailed(f"{where}/info answers status {answer.status}{said(answer)}: it may be starting")
     if answer.status != 200:
         raise ConfigError(
             f"{where}/info answers status {answer.status}{said(answer)}: this is no text-embeddings-inference server; "

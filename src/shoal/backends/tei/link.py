@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from shoal.backends._usage import BYTES_PER_TOKEN, size_of
+from shoal.backends.base.usage import BYTES_PER_TOKEN, size_of
 from shoal.backends.tei.info import Info
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 from shoal.types import Array
 
 
-class KeyRefused(EngineFailed):
+class KeyRefused(UpstreamFailed):
     """The server does not take Shoal's own key: no batch can help."""
 
 
@@ -49,7 +49,7 @@ class TokenWire(msgspec.Struct, gc=False):
 class Link(Protocol):
     """One server. `base` is what messages call it. A `deadline` is in seconds of `time.monotonic()`.
 
-    Every call raises TransportFailed and DeadlineExceeded, EngineFailed for an answer that is none, and KeyRefused.
+    Every call raises TransportFailed and DeadlineExceeded, UpstreamFailed for an answer that is none, and KeyRefused.
     After `aclose` every call raises TransportFailed.
     """
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
-from shoal.errors import DeadlineExceeded, EngineFailed, TransportFailed
+from shoal.errors import DeadlineExceeded, TransportFailed, UpstreamFailed
 
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/"
@@ -88,8 +88,14 @@ class Tls:
     key: bytes | None = None
 
 
+def grpc_target(target: str) -> str:
+    """host:port as it is; the path of a Unix socket as gRPC names it."""
+    return f"unix:{target}" if target.startswith("/") else target
+
+
 class Client:
-    """The calls of one server at `target` (host:port). Nothing is connected before the first call.
+    """The calls of one server at `target`: host:port, or the path of a Unix socket. Nothing is connected before the
+    first call.
 
     `metadata` is sent with every call. After `aclose` every call raises TransportFailed.
     """
@@ -278,7 +284,7 @@ class Client:
             self._check_open(error)
             raise
         if not isinstance(answer, kind):
-            raise EngineFailed(f"{name} answered {type(answer).__name__}")
+            raise UpstreamFailed(f"{name} answered {type(answer).__name__}")
         return answer
 
     async def aclose(self) -> None:
@@ -320,10 +326,11 @@ class Client:
         return found
 
     def _connect(self) -> grpc.aio.Channel:
+        target = grpc_target(self.target)
         if self._tls is None:
-            return grpc.aio.insecure_channel(self.target, options=OPTIONS)
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
         credentials = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.cert)
-        return grpc.aio.secure_channel(self.target, credentials, options=OPTIONS)
+        return grpc.aio.secure_channel(target, credentials, options=OPTIONS)
 
     def _check_open(self, error: asyncio.CancelledError) -> None:
         """gRPC ends the calls of a channel that is closed as cancelled, though nobody cancelled who waits for them."""

@@ -20,7 +20,7 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
 )
-from shoal.errors import EngineFailed, InputRejected, InternalError, Unsupported
+from shoal.errors import InputRejected, InternalError, Unsupported, UpstreamFailed
 from shoal.types import Array
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -80,12 +80,12 @@ def add_input(
 def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
     """All tensors of an answer by name, in the shapes that it states; raw and typed contents both.
 
-    Numbers in raw contents are not copied: their arrays are read-only. Raises EngineFailed where the contents do not
+    Numbers in raw contents are not copied: their arrays are read-only. Raises UpstreamFailed where the contents do not
     fit what the answer says of them.
     """
     raw = response.raw_output_contents
     if raw and len(raw) != len(response.outputs):
-        raise EngineFailed(f"the model answered {len(response.outputs)} tensors with {len(raw)} raw contents")
+        raise UpstreamFailed(f"the model answered {len(response.outputs)} tensors with {len(raw)} raw contents")
     return {
         tensor.name: _read(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(response.outputs)
@@ -93,10 +93,10 @@ def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
 
 
 def read_inputs(request: ModelInferRequest) -> dict[str, Array]:
-    """All tensors of a request by name, as a server reads them. Raises EngineFailed as `read_outputs` does."""
+    """All tensors of a request by name, as a server reads them. Raises UpstreamFailed as `read_outputs` does."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
-        raise EngineFailed(f"the request has {len(request.inputs)} tensors with {len(raw)} raw contents")
+        raise UpstreamFailed(f"the request has {len(request.inputs)} tensors with {len(raw)} raw contents")
     return {
         tensor.name: _read(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(request.inputs)
@@ -125,13 +125,13 @@ def to_raw(datatype: str, array: Array) -> bytes:
 
 
 def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Raw contents as an array of `shape`. Raises EngineFailed when they are too short or too long for it."""
+    """Raw contents as an array of `shape`. Raises UpstreamFailed when they are too short or too long for it."""
     if datatype == "BYTES":
         return from_blob(data, shape)
     dtype = np.dtype("<u2") if datatype == "BF16" else _dtype(datatype)
     size = _size(shape)
     if len(data) != size * dtype.itemsize:
-        raise EngineFailed(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
+        raise UpstreamFailed(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
     array = np.frombuffer(data, dtype=dtype).reshape(shape)
     return from_bf16(array) if datatype == "BF16" else array
 
@@ -144,11 +144,11 @@ def fill(contents: InferTensorContents, datatype: str, array: Array) -> None:
 
 
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
-    """Typed contents as an array of `shape`. Raises EngineFailed when their number does not fit it, or a value its
+    """Typed contents as an array of `shape`. Raises UpstreamFailed when their number does not fit it, or a value its
     datatype."""
     values = getattr(contents, _field(datatype))
     if len(values) != _size(shape):
-        raise EngineFailed(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
+        raise UpstreamFailed(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
     if datatype == "BYTES":
         return _objects(list(values), shape)
     # INT8 and INT16 travel in 32 bits.
@@ -156,7 +156,7 @@ def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorConte
     try:
         return _cast(datatype, np.array(values, dtype=wide).reshape(shape))
     except InputRejected as error:
-        raise EngineFailed(error.message) from error
+        raise UpstreamFailed(error.message) from error
 
 
 def to_blob(array: Array) -> bytes:
@@ -170,7 +170,7 @@ def to_blob(array: Array) -> bytes:
 
 
 def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
-    """What `to_blob` made, as an object array of bytes. Raises EngineFailed when it is cut short or has a rest."""
+    """What `to_blob` made, as an object array of bytes. Raises UpstreamFailed when it is cut short or has a rest."""
     elements: list[bytes] = []
     append, length_at, end, position = elements.append, LENGTH.unpack_from, len(data), 0
     size = _size(shape)
@@ -179,7 +179,7 @@ def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
         position = start + length_at(data, position)[0]
         append(data[start:position])
     if position != end or len(elements) != size:
-        raise EngineFailed(f"BYTES {list(shape)} is broken: {len(elements)} of {size} elements in {end} bytes")
+        raise UpstreamFailed(f"BYTES {list(shape)} is broken: {len(elements)} of {size} elements in {end} bytes")
     return _objects(elements, shape)
 
 
@@ -234,10 +234,10 @@ def _read(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | In
         if isinstance(contents, bytes):
             return from_raw(datatype, shape, contents)
         return from_typed(datatype, shape, contents)
-    except EngineFailed as error:
-        raise EngineFailed(f"tensor {name!r}: {error.message}") from error
+    except UpstreamFailed as error:
+        raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
     except Unsupported as error:  # what the other side sent, not what somebody asked for
-        raise EngineFailed(f"tensor {name!r}: {error.message}") from error
+        raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
 
 
 def _cast(datatype: str, array: Array) -> Array:
@@ -302,6 +302,6 @@ def _size(shape: tuple[int, ...]) -> int:
     size = 1
     for length in shape:
         if length < 0:
-            raise EngineFailed(f"the shape {list(shape)} has a negative length")
+            raise UpstreamFailed(f"the shape {list(shape)} has a negative length")
         size *= length
     return size

@@ -21,20 +21,20 @@ from shoal.backends.triton.client import Client
 from shoal.backends.triton.errors import ModelGone, essence
 from shoal.errors import (
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     ModelFailed,
     ModelNotFound,
     OutOfMemory,
     ShoalError,
     Unsupported,
+    UpstreamFailed,
 )
 from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
 
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Between looks at a model that is loading or unloading; the last one goes on."""
 
-REFUSALS = (EngineFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
+REFUSALS = (UpstreamFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
 """Errors of a load that are about the model, not about the connection or the server's set-up."""
 
 Files = Mapping[str, bytes]
@@ -175,7 +175,7 @@ class Control:
                 return
             reason = await self._reason(name, deadline)
             if reason:
-                raise EngineFailed(reason)
+                raise UpstreamFailed(reason)
             await self._wait(pause, deadline, f"{name} was not ready on Triton in time: give load_timeout_s more")
 
     async def _await_gone(self, names: set[str], deadline: float) -> None:

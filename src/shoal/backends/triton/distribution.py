@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from shoal.backends.triton.place import Progress, build_once, check
+from shoal.downloads.pip import Pip
+from shoal.downloads.wheels import extract, opened
 from shoal.errors import SetupError, SourceError
-from shoal.pip import Pip
-from shoal.wheels import extract, opened
 
 REQUIREMENT = "nvidia-pytriton==0.7.0"
 HASHES = {

@@ -26,7 +26,7 @@ from shoal.backends.triton.protocol_pb2 import (
 from shoal.backends.triton.schema import Embedder, Names, detect
 from shoal.backends.triton.watch import Watch
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import ConfigError, EngineFailed, InternalError, ShoalError, TransportFailed
+from shoal.errors import ConfigError, InternalError, ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Array
 
 logger = logging.getLogger("shoal.triton")
@@ -45,7 +45,7 @@ ANY_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Endpoint:
     """Which model on which server. `version` empty: the server's choice.
 
     `load` and `unload` bring the model back, and take it off, where its name alone would not do, because its files were
@@ -70,7 +70,7 @@ class Target:
 
         `again`: it has served before. Then a model that somebody unloaded on the server is left as it is, while one
         that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
-        was unloaded, EngineFailed and SetupError for what the server says of the model.
+        was unloaded, UpstreamFailed and SetupError for what the server says of the model.
         """
         async with self.control.turn(self.model):
             serving = await self.serving()
@@ -149,15 +149,17 @@ class TritonEngine:
     call `infer`. A model whose tensors changed meanwhile is kept out until they are as before.
     """
 
-    def __init__(self, target: Target, name: str, *, embedder: Embedder, admit: Admit, serving: bool = False) -> None:
-        self.target = target
+    def __init__(
+        self, endpoint: Endpoint, name: str, *, embedder: Embedder, admit: Admit, serving: bool = False
+    ) -> None:
+        self.endpoint = endpoint
         self._closed = False
         self._running = 0
         self._idle = asyncio.Event()
         self._facts = facts_of(name, embedder)
         self._inputs = {port.canonical: port for port in embedder.inputs}
         self._outputs = {port.canonical: port for port in embedder.outputs}
-        self._watch: Watch[Embedder] = Watch(name, target, embedder, lambda: admit(self), serving=serving)
+        self._watch: Watch[Embedder] = Watch(name, endpoint, embedder, lambda: admit(self), serving=serving)
 
     @property
     def embedder(self) -> Embedder:
@@ -187,7 +189,7 @@ class TritonEngine:
         request = self._request(inputs, outputs, params)
         self._running += 1
         try:
-            response = await self.target.client.infer(request, deadline)
+            response = await self.endpoint.client.infer(request, deadline)
         except TransportFailed as error:  # also: the model is not loaded there any more
             self._watch.lost(error)
             raise
@@ -205,7 +207,7 @@ class TritonEngine:
             await self._idle.wait()
 
     def _request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
-        request = ModelInferRequest(model_name=self.target.model, model_version=self.target.version)
+        request = ModelInferRequest(model_name=self.endpoint.model, model_version=self.endpoint.version)
         for canonical, array in inputs.items():
             port = self._inputs.get(canonical)
             if port is None:
@@ -226,7 +228,7 @@ class TritonEngine:
             port = self._outputs[canonical]
             array = arrays.get(port.name)
             if array is None:
-                raise EngineFailed(f"{self._facts.name} did not answer {port.name!r}, which was asked for")
+                raise UpstreamFailed(f"{self._facts.name} did not answer {port.name!r}, which was asked for")
             array = self.embedder.answered(port, array, rows)
             answer[canonical] = array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
         return answer

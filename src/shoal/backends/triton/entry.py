@@ -112,7 +112,7 @@ class EntrySpec:
     `inputs` and `outputs` are the graph's; empty stands for int64 inputs and float32 outputs as `text` names them.
     `token_width`: of its token vectors, where it has them; -1 for a graph that leaves it open. `tokenizer`: the
     tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean.
-    `precision`: the graph's own ("f32", "f16", ...).
+    `precision`: the graph's own ("f32", "f16", ...). `tokenizer_fingerprint`: of the tokenizer that makes its ids.
     """
 
     name: str
@@ -128,6 +128,7 @@ class EntrySpec:
     source: str = ""
     space: str = ""
     precision: str = "f32"
+    tokenizer_fingerprint: str = ""
     options: EntryOptions = field(default_factory=EntryOptions)
 
     def __post_init__(self) -> None:
@@ -322,6 +323,7 @@ def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
         "shoal_source": spec.source,
         "shoal_space": spec.space,
         "shoal_precision": spec.precision,
+        "shoal_tokenizer": spec.tokenizer_fingerprint,
         "shoal_kind": spec.options.kind,
     }
     # What reads pictures alone says nothing of texts, which tells it from the tower that a model's name stands for.

@@ -22,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.triton.place import Progress, build_once, check
+from shoal.decoding import json_decoder
+from shoal.downloads.pip import Pip
 from shoal.errors import SetupError, SourceError
-from shoal.pip import Pip
 
 REQUIREMENTS = ("numpy>=1.26,<2", "onnxruntime>=1.20,<2", "tokenizers>=0.20,<1")
 """What Shoal's Python models import. Without their dependencies: those serve the hub and training, not inference."""
@@ -52,6 +53,9 @@ class Answers(msgspec.Struct, frozen=True):
     libpl: str = ""
 
 
+_ANSWERS = json_decoder(Answers)
+
+
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """A Python that stubs can embed. `libpython` is the file that the loader must find as libpython3.X.so.1.0."""
@@ -73,7 +77,7 @@ def ask(executable: str) -> Answers | None:
     """What an interpreter says of itself; None where it does not run (a pyenv shim of a version not chosen)."""
     try:
         said = subprocess.run([executable, "-I", "-c", _ASK], capture_output=True, timeout=_TIMEOUT_S, check=True)
-        return msgspec.json.decode(said.stdout, type=Answers)
+        return _ANSWERS.decode(said.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
 
@@ -187,8 +191,11 @@ def _run(command: Sequence[str], what: str) -> None:
 
 
 def surroundings(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment variables of a server: this process's without Shoal's settings, which may hold keys."""
-    kept = {name: value for name, value in (base or dict(os.environ)).items() if not name.startswith("SHOAL_")}
+    """The environment variables of a server: this process's without Shoal's settings, which may hold keys, and without
+    Vertex AI's, which make it listen on a port of its own."""
+    kept = {
+        name: value for name, value in (base or dict(os.environ)).items() if not name.startswith(("SHOAL_", "AIP_"))
+    }
     if environment is None:
         return kept
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):  # they lead to another numpy

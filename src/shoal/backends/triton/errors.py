@@ -17,7 +17,6 @@ from shoal.errors import (
     Conflict,
     Crashed,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
@@ -25,6 +24,7 @@ from shoal.errors import (
     ShoalError,
     TransportFailed,
     Unsupported,
+    UpstreamFailed,
 )
 
 Code = grpc.StatusCode
@@ -135,7 +135,7 @@ MEANINGS: tuple[Meaning, ...] = (
         TransportFailed,
         "the connection to Triton broke: send the request again",
     ),
-    Meaning((), (), EngineFailed, "the model failed on Triton; Triton's log says more"),
+    Meaning((), (), UpstreamFailed, "the model failed on Triton; Triton's log says more"),
 )
 """The first row that fits counts; the last one fits all."""
 
@@ -163,11 +163,11 @@ def rpc_error(error: grpc.aio.AioRpcError) -> ShoalError:
 
 
 def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
-    """The same, as an Engine may raise it: what is no matter of this batch is EngineFailed."""
+    """The same, as an Engine may raise it: what is no matter of this batch is UpstreamFailed."""
     found = rpc_error(error)
     if isinstance(found, (BackendError, Overloaded, DeadlineExceeded)):
         return found
-    return EngineFailed(found.message)
+    return UpstreamFailed(found.message)
 
 
 def stream_error(message: str) -> ShoalError:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shoal.backends.triton import engine
-from shoal.backends.triton.engine import Target
+from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.llm_answer import Answer
 from shoal.backends.triton.llm_request import Adapter, Asked, Requests, Words
@@ -24,13 +24,13 @@ from shoal.errors import (
     BackendError,
     ConfigError,
     DeadlineExceeded,
-    EngineFailed,
     InvalidValue,
     Overloaded,
     RequestError,
     ShoalError,
     TooLong,
     TransportFailed,
+    UpstreamFailed,
 )
 from shoal.types import Context, Sampling
 
@@ -91,7 +91,7 @@ class TritonGenerator:
 
     def __init__(
         self,
-        target: Target,
+        endpoint: Endpoint,
         name: str,
         *,
         schema: LlmSchema,
@@ -105,16 +105,17 @@ class TritonGenerator:
                 f"{name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` of the model in"
                 ' shoal.toml, as "hf:org/name" or a folder'
             )
-        self.target = target
+        self.endpoint = endpoint
         self._words = words
-        self._requests = Requests(schema, target.model, target.version, words=words, adapters=adapters)
-        self._watch: Watch[LlmSchema] = Watch(name, target, schema, self._admitted, serving=serving)
+        self._requests = Requests(schema, endpoint.model, endpoint.version, words=words, adapters=adapters)
+        self._watch: Watch[LlmSchema] = Watch(name, endpoint, schema, self._admitted, serving=serving)
         self._closed = False
         self._cancellations: set[asyncio.Task[None]] = set()
-        self._canceller: tuple[Target, LlmSchema] | None = None
+        self._canceller: tuple[Endpoint, LlmSchema] | None = None
         self._facts = GeneratorFacts(
             name=name,
             parameters=schema.parameters,
+            top_logprobs=None if schema.family == "vllm" else 0,
             wants_ids=schema.family == "tokens",
             gives=schema.gives,
             context_tokens=context_tokens or schema.context_tokens,
@@ -152,7 +153,7 @@ class TritonGenerator:
         request = self._requests.generation(asked)
         over = False
         try:
-            async with aclosing(_responses(self.target, self.schema, request, ctx.deadline)) as responses:
+            async with aclosing(_responses(self.endpoint, self.schema, request, ctx.deadline)) as responses:
                 async for response in responses:
                     piece = answer.read(response)
                     if piece is not None:
@@ -196,11 +197,11 @@ class TritonGenerator:
                 return row.kind(f"{row.saying} ({error.message})", param=row.param)
         if isinstance(error, TransportFailed):
             if type(error) is TransportFailed and error.__cause__ is None and not self._closed:
-                return EngineFailed(error.message)  # said on a stream: whoever says so is there
+                return UpstreamFailed(error.message)  # said on a stream: whoever says so is there
             self._watch.lost(error)
         if isinstance(error, (BackendError, Overloaded, DeadlineExceeded)):
             return error
-        return EngineFailed(error.message)
+        return UpstreamFailed(error.message)
 
     def _cancel(self, id: str) -> None:
         """Have the model told that nobody reads the answer of that id any more. The broken call says so, too, but
@@ -216,40 +217,40 @@ class TritonGenerator:
         try:
             if self._canceller is None:
                 self._canceller = await self._find_canceller()
-            target, schema = self._canceller
-            request = Requests(schema, target.model, target.version).cancellation(id)
+            endpoint, schema = self._canceller
+            request = Requests(schema, endpoint.model, endpoint.version).cancellation(id)
             if request is None:
                 return
-            async with aclosing(_responses(target, schema, request, deadline)) as responses:
+            async with aclosing(_responses(endpoint, schema, request, deadline)) as responses:
                 async for _ in responses:
                     pass
         except ShoalError as error:  # the LLM API answers "cancelled" to the one that cancels
             logger.debug("%s: ending %s: %s", self._facts.name, id, error.message)
 
-    async def _find_canceller(self) -> tuple[Target, LlmSchema]:
+    async def _find_canceller(self) -> tuple[Endpoint, LlmSchema]:
         """The model that ends generations by their id: this one, or the engine that it is made of, to which it passes
         its requests' ids on."""
         for name in sorted(self.schema.parts) if not self.schema.cancel else ():
-            part = replace(self.target, model=name, version="")
+            part = replace(self.endpoint, model=name, version="")
             try:
                 schema = detect_llm(*await part.described())
             except (ConfigError, ModelGone):  # a part that is no language model, or a name that is none
                 continue
             if schema is not None and schema.cancel:
                 return part, schema
-        return self.target, self.schema
+        return self.endpoint, self.schema
 
 
 def _responses(
-    target: Target, schema: LlmSchema, request: ModelInferRequest, deadline: float
+    endpoint: Endpoint, schema: LlmSchema, request: ModelInferRequest, deadline: float
 ) -> AsyncGenerator[ModelInferResponse]:
     if schema.decoupled:
-        return target.client.stream_infer(request, deadline)
-    return _one_response(target, request, deadline)
+        return endpoint.client.stream_infer(request, deadline)
+    return _one_response(endpoint, request, deadline)
 
 
 async def _one_response(
-    target: Target, request: ModelInferRequest, deadline: float
+    endpoint: Endpoint, request: ModelInferRequest, deadline: float
 ) -> AsyncGenerator[ModelInferResponse]:
-    with target.client.long_call() as line:
+    with endpoint.client.long_call() as line:
         yield await line.infer(request, deadline)

@@ -17,7 +17,7 @@ from shoal.backends.triton.llm_request import Asked, Words
 from shoal.backends.triton.llm_schema import LOG_PROBS, OUTPUT, OUTPUT_IDS, LlmSchema
 from shoal.backends.triton.protocol_pb2 import ModelInferResponse
 from shoal.core.protocols import Piece
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 from shoal.types import Array, TokenLogprob
 
 FINISHES = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
@@ -57,7 +57,7 @@ class Answer:
         self._finished = False
 
     def read(self, response: ModelInferResponse) -> Piece | None:
-        """None where it tells nothing. Raises EngineFailed for what is broken, and where the model gave up."""
+        """None where it tells nothing. Raises UpstreamFailed for what is broken, and where the model gave up."""
         found = _tensors(response)
         piece = Piece()
         sampling = self._asked.sampling
@@ -169,7 +169,7 @@ class Answer:
 
 def _tensors(response: ModelInferResponse) -> dict[str, Any]:
     """The tensors that matter here: arrays, of texts the first one, and of counts too where there is one alone.
-    Raises EngineFailed for broken contents."""
+    Raises UpstreamFailed for broken contents."""
     outputs, raw = response.outputs[:], response.raw_output_contents[:]  # a slice takes half the time of iterating
     if not raw or len(raw) != len(outputs):
         return {
@@ -193,13 +193,13 @@ def _first_of(data: bytes) -> bytes:
     """The first text of raw contents, b"" of none."""
     end = 4 + int.from_bytes(data[:4], "little")
     if data and end > len(data):
-        raise EngineFailed(f"a text of the model's answer is broken: {len(data)} bytes where {end} belong")
+        raise UpstreamFailed(f"a text of the model's answer is broken: {len(data)} bytes where {end} belong")
     return data[4:end]
 
 
 def _first(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise EngineFailed("the model answered numbers where a text belongs")
+        raise UpstreamFailed("the model answered numbers where a text belongs")
     return value
 
 
@@ -214,7 +214,7 @@ def _finish(told: str) -> str | None:
     if word in UNFINISHED:
         return None
     if word in GIVEN_UP:
-        raise EngineFailed(f"the model gave the answer up ({told}); Triton's log says more")
+        raise UpstreamFailed(f"the model gave the answer up ({told}); Triton's log says more")
     return FINISHES.get(word, "stop")
 
 
@@ -224,7 +224,7 @@ def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
         tokens = json.loads(data or b"null") or []  # -Infinity, too, as Python writes it
         return [_vllm_token(list(token.values()), most) for token in tokens if token]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EngineFailed(f"the model answered logprobs that cannot be read: {error!r}") from error
+        raise UpstreamFailed(f"the model answered logprobs that cannot be read: {error!r}") from error
 
 
 def _vllm_token(candidates: Sequence[dict[str, Any]], most: int) -> TokenLogprob:

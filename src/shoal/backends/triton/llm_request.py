@@ -18,8 +18,11 @@ from shoal.backends.triton.llm_schema import GUIDE, GUIDE_TYPE, IDS, LENGTHS, SA
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest
 from shoal.backends.triton.schema import Tensor
 from shoal.core.protocols import Prompt
+from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, InvalidValue
 from shoal.types import Array, Guide, Sampling
+
+_CHOICES = json_decoder(list[str])
 
 Adapter = str | int
 
@@ -332,7 +335,7 @@ def _structured(guide: Guide) -> dict[str, Any]:
 
 def _choices(guide: Guide) -> list[str]:
     try:
-        return msgspec.json.decode(guide.value, type=list[str])
+        return _CHOICES.decode(guide.value)
     except msgspec.MsgspecError as error:
         raise InvalidValue(f"a choice is a list of texts: {error}", param=guide.field) from None
 

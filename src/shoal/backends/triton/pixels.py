@@ -14,6 +14,7 @@ import msgspec
 from shoal.backends.triton.entry import Tensor, image_tensors, pictures_a_call, told
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.backends.triton.schema import Embedder, Port, instances_of, newest, tensors_of
+from shoal.decoding import json_decoder
 from shoal.errors import ConfigError
 from shoal.specs import ContrastSpec, ImageSpec
 
@@ -68,7 +69,7 @@ def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embed
 
 def _read(name: str, key: str, text: str, kind: type[S]) -> S:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return json_decoder(kind).decode(text)
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"Triton's model {name!r} has a `{key}` that is not readable ({error}): load it through Shoal again"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from shoal.disk import disk_error, try_lock
+from shoal.downloads.disk import disk_error, try_lock
 from shoal.errors import Cancelled
 
 _PARTIAL = ".partial-"

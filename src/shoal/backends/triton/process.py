@@ -12,31 +12,38 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
+import grpc
+from google.protobuf.message import Message
 
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.client import OPTIONS, SERVICE, grpc_target
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, surroundings
-from shoal.backends.triton.state import SHM_MARK
+from shoal.backends.triton.state import HOST, SHM_MARK
 from shoal.errors import SetupError
-
-HOST = "127.0.0.1"
-"""Triton asks nobody for a key, and whoever may load a model into it may run code: it stays on this machine."""
 
 _SHM_BYTES = 4 << 20
 """A python model's first piece of shared memory, which grows by need; Triton's own default of 1 MB grows at once."""
 
 _POLL_S = 0.05
-_HTTP_TIMEOUT_S = 5.0
+_ASK_S = 2.0
+R = TypeVar("R", bound=Message)
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
+    """Of a server without open ports `grpc` is the number that names it, and the others are 0."""
+
     http: int
     grpc: int
     metrics: int
+
+    def number(self) -> Ports:
+        """The number alone, a free one for 0."""
+        return Ports(0, self.grpc or Ports(0, 0, 0).free().grpc, 0)
 
     def free(self) -> Ports:
         """These ports, with free ones for each 0. Raises SetupError that names the flag of one that is in use.
@@ -63,7 +70,12 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run: the same for every start of a server but for its shared memory."""
+    """What is run: the same for every start of a server but for its shared memory.
+
+    Whoever may load a model into a Triton may run code, and the only keys that it knows are on its command line, which
+    every user can read. So it listens on nothing but `socket`, in a folder that only this user may enter; where that is
+    empty, on the loopback's `ports`, for everybody.
+    """
 
     distribution: Distribution
     environment: Environment | None
@@ -71,6 +83,7 @@ class Command:
     ports: Ports
     exit_timeout_s: float
     load: tuple[str, ...] = ()
+    socket: str = ""
 
     def arguments(self, shm_prefix: str) -> list[str]:
         command = [
@@ -79,12 +92,7 @@ class Command:
             "--model-control-mode=explicit",
             f"--backend-directory={self.distribution.backends}",
             f"--cache-directory={self.distribution.caches}",
-            f"--http-address={HOST}",
-            f"--grpc-address={HOST}",
-            f"--metrics-address={HOST}",
-            f"--http-port={self.ports.http}",
-            f"--grpc-port={self.ports.grpc}",
-            f"--metrics-port={self.ports.metrics}",
+            *self._listening(),
             # A stub that died keeps a stopping server waiting for all of this time.
             f"--exit-timeout-secs={max(1, round(self.exit_timeout_s))}",
         ]
@@ -92,6 +100,20 @@ class Command:
             command += [f"--backend-config=python,shm-region-prefix-name={shm_prefix}"]
             command += [f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}"]
         return command + [f"--load-model={name}" for name in self.load]
+
+    def _listening(self) -> list[str]:
+        if not self.socket:
+            return [
+                f"--http-address={HOST}",
+                f"--grpc-address={HOST}",
+                f"--metrics-address={HOST}",
+                f"--http-port={self.ports.http}",
+                f"--grpc-port={self.ports.grpc}",
+                f"--metrics-port={self.ports.metrics}",
+            ]
+        # The server puts a colon and the port behind the address: together they are the path.
+        place, _, number = self.socket.rpartition(":")
+        return ["--allow-http=false", "--allow-metrics=false", f"--grpc-address=unix:{place}", f"--grpc-port={number}"]
 
 
 def new_shm_prefix(port: int) -> str:
@@ -118,36 +140,43 @@ async def spawn(arguments: Sequence[str], environment: Environment | None, log: 
         raise SetupError(f"{arguments[0]} cannot be started: {error.strerror}") from error
 
 
-async def wait_ready(process: asyncio.subprocess.Process, port: int) -> bool:
-    """Until the server at that HTTP port is ready: True; False when its process has ended. Has no end of its own."""
+async def wait_ready(process: asyncio.subprocess.Process, url: str, ports: Sequence[int] = ()) -> str | None:
+    """Until the server at `url` is ready and listens on `ports`, which it opens later: its version; None when its
+    process has ended. Has no end of its own."""
     while process.returncode is None:
-        with contextlib.suppress(OSError, TimeoutError):
-            if (await get(port, "/v2/health/ready"))[0] == 200:
-                return True
+        version = await asyncio.to_thread(_version, url)
+        if version is not None and await asyncio.to_thread(_listens, ports):
+            return version
         await asyncio.sleep(_POLL_S)
-    return False
+    return None
 
 
-async def version(port: int) -> str:
-    """The server's version; empty when it does not say."""
-    try:
-        _, body = await get(port, "/v2")
-        return str(msgspec.json.decode(body, type=dict[str, Any]).get("version", ""))
-    except (OSError, TimeoutError, msgspec.DecodeError):
-        return ""
-
-
-async def get(port: int, path: str) -> tuple[int, bytes]:
-    """(status, body) of one GET on the loopback. Raises OSError and TimeoutError."""
-    async with asyncio.timeout(_HTTP_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(HOST, port)
+def _version(url: str) -> str | None:
+    """Of a server that is ready, else None. Blocks."""
+    # Not `Client`: where its channel is the process's last one, closing it makes the loop wait for gRPC's thread.
+    with grpc.insecure_channel(grpc_target(url), options=OPTIONS) as channel:
         try:
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n".encode())
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        finally:
-            writer.close()
-    words = head.split(None, 2)
-    return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), body
+            ready = _call(channel, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)
+            if not ready.ready:
+                return None
+            return _call(channel, "ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse).version
+        except grpc.RpcError:
+            return None
+
+
+def _listens(ports: Sequence[int]) -> bool:
+    try:
+        for port in ports:
+            socket.create_connection((HOST, port), _ASK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _call(channel: grpc.Channel, name: str, request: Message, kind: type[R]) -> R:
+    call: Any = channel.unary_unary(SERVICE + name, lambda message: message.SerializeToString(), kind.FromString)
+    answer: R = call(request, timeout=_ASK_S)
+    return answer
 
 
 async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:

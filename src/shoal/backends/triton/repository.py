@@ -25,6 +25,7 @@ from shoal.backends.triton.entry import FORMAT, Content, EntrySpec, TritonModel,
 from shoal.backends.triton.exchange import exchange
 from shoal.backends.triton.naming import Part, served_name, triton_name
 from shoal.backends.triton.staging import staging
+from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, Forbidden, InvalidValue, ModelFileError
 
 MARK = "shoal.json"
@@ -51,6 +52,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     space: str = ""
     created: int = 0
     files: tuple[str, ...] = ()
+
+
+_MARK = json_decoder(Mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +297,7 @@ def _mark(folder: Path) -> Mark | None:
     if folder.is_symlink() or path.is_symlink():
         return None
     try:
-        mark = msgspec.json.decode(path.read_bytes(), type=Mark)
+        mark = _MARK.decode(path.read_bytes())
         return mark if mark.format == FORMAT and triton_name(mark.name, mark.part) == folder.name else None
     except (OSError, msgspec.MsgspecError, InvalidValue):
         return None

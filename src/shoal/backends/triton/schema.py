@@ -16,9 +16,12 @@ import msgspec
 
 from shoal.backends.triton.entry import told
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
-from shoal.errors import ConfigError, EngineFailed
+from shoal.decoding import json_decoder
+from shoal.errors import ConfigError, UpstreamFailed
 from shoal.specs import TextSpec
 from shoal.types import Array
+
+_SPEC = json_decoder(TextSpec)
 
 Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs", "pixels"]
 Level: TypeAlias = Literal["sentence", "token"]
@@ -157,11 +160,11 @@ class Embedder:
     def answered(self, port: Port, array: Array, rows: int) -> Array:
         """An answer's array as [rows, ...], whatever axes of size 1 the model puts before or between.
 
-        Raises EngineFailed when it does not hold an item for each row.
+        Raises UpstreamFailed when it does not hold an item for each row.
         """
         tail = array.shape[array.ndim - port.axes :]
         if array.ndim < port.axes or array.size != rows * math.prod(tail):
-            raise EngineFailed(f"{self.name} answered {port.name} {list(array.shape)} for {rows} inputs")
+            raise UpstreamFailed(f"{self.name} answered {port.name} {list(array.shape)} for {rows} inputs")
         return array.reshape(rows, *tail)
 
 
@@ -384,7 +387,7 @@ def _written_outputs(model: Tensors, batch: Batch, names: Names, parameters: Map
     """All that an entry of Shoal's repository writer gives, by the names of its TextSpec; nothing of any other model,
     nor where the operator names outputs. A TextSpec that cannot be read is told of where it is needed."""
     try:
-        spec = msgspec.json.decode(parameters.get("shoal_text", ""), type=TextSpec)
+        spec = _SPEC.decode(parameters.get("shoal_text", ""))
     except msgspec.MsgspecError:
         return ()
     if names.outputs:

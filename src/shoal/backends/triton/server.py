@@ -1,4 +1,4 @@
-"""A tritonserver of Shoal's own: found or fetched, started on the loopback, watched, and started again when it dies.
+"""A tritonserver of Shoal's own: found or fetched, started for this user alone, watched, started again when it dies.
 
 Models are loaded by whoever connects (explicit model control): a server that was started again has none, and its
 clients load theirs anew.
@@ -23,19 +23,17 @@ import msgspec
 from shoal.backends.triton import distribution, environment
 from shoal.backends.triton.place import Progress, Unseen
 from shoal.backends.triton.process import (
-    HOST,
     Command,
     Ports,
     describe,
     end,
     new_shm_prefix,
     spawn,
-    version,
     wait_ready,
 )
-from shoal.backends.triton.state import Phase, RunFolder, State, clear, process
+from shoal.backends.triton.state import HOST, Phase, RunFolder, State, clear, process
+from shoal.downloads.cancellation import in_thread
 from shoal.errors import SetupError
-from shoal.stopping import in_thread
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +49,10 @@ _KILL_AFTER_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonOptions:
-    """How a server is run. Ports: 0 takes a free one. `home`: Shoal's folder of files. Times in seconds.
+    """How a server is run. `home`: Shoal's folder of files. Times in seconds.
+
+    `open_ports`: it listens on three ports of the loopback, for every program and user of this machine; else on a Unix
+    socket of this user's, and `grpc_port` is a number that names it. Ports: 0 takes a free one.
 
     `restarts`: how many times in a row a server that died is started again, `backoff_s` later, twice that, and so on;
     one that was ready for `stable_s` begins a new row.
@@ -59,6 +60,7 @@ class TritonOptions:
 
     home: Path
     repository: Path | None = None
+    open_ports: bool = False
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -130,11 +132,13 @@ async def run_triton(options: TritonOptions, progress: Progress | None = None) -
 
 async def _start(options: TritonOptions, installed: Installed) -> TritonServer:
     wanted = Ports(options.http_port, options.grpc_port, options.metrics_port)
+    if not options.open_ports:
+        wanted = Ports(0, options.grpc_port, 0)
     taken = f"a Triton for port {wanted.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
     if wanted.grpc and await asyncio.to_thread(RunFolder(options.run / str(wanted.grpc)).supervised):
         raise SetupError(taken)
     for attempt in range(_TRIES):
-        ports = await asyncio.to_thread(wanted.free)
+        ports = await asyncio.to_thread(wanted.free if options.open_ports else wanted.number)
         folder = RunFolder(options.run / str(ports.grpc))
         if not await asyncio.to_thread(folder.claim):
             continue
@@ -156,7 +160,8 @@ class PortTaken(SetupError):
 class TritonServer:
     """One server and its supervision, for one event loop. Made by `run_triton`; to make one reads files.
 
-    `url` is host:port of its gRPC side, `http_url` of its HTTP side. Both stay the same when it is started again.
+    `url` is the target of its gRPC side; `http_url` and `metrics_url` are host:port, for a server with open ports. They
+    stay the same when it is started again.
     """
 
     def __init__(self, options: TritonOptions, installed: Installed, ports: Ports, folder: RunFolder) -> None:
@@ -164,6 +169,7 @@ class TritonServer:
         self._installed = installed
         self._ports = ports
         self._folder = folder
+        socket = "" if options.open_ports else folder.socket(ports.grpc)
         self._command = Command(
             installed.distribution,
             installed.environment,
@@ -171,6 +177,7 @@ class TritonServer:
             ports,
             options.exit_timeout_s,
             options.load,
+            socket,
         )
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -180,6 +187,7 @@ class TritonServer:
             http_port=ports.http,
             grpc_port=ports.grpc,
             metrics_port=ports.metrics,
+            socket=socket,
             repository=str(options.folder),
             binary=str(installed.distribution.binary),
             since=time.time(),
@@ -189,7 +197,7 @@ class TritonServer:
 
     @property
     def url(self) -> str:
-        return f"{HOST}:{self._ports.grpc}"
+        return self._state.url
 
     @property
     def http_url(self) -> str:
@@ -279,22 +287,23 @@ class TritonServer:
         finally:
             os.close(log)
         await self._tell(server=await asyncio.to_thread(process, self._process.pid), shm_prefix=prefix)
+        opened = (self._ports.http, self._ports.metrics) if self._options.open_ports else ()
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                ready = await wait_ready(self._process, self._ports.http)
+                found = await wait_ready(self._process, self.url, opened)
         except TimeoutError:
             tail = await self.log_tail()
             await end(self._process, 0)
             raise SetupError(
                 f"tritonserver was not ready after {self._options.start_timeout_s:g} s; the end of {self.log}:\n{tail}"
             ) from None
-        if not ready:
+        if found is None:
             tail = await self.log_tail()
             kind = PortTaken if any(clash in tail for clash in _CLASHES) else SetupError
             how = describe(self._process.returncode)
             raise kind(f"tritonserver {how} before it was ready; the end of {self.log}:\n{tail}")
         self._ready_at = time.monotonic()
-        await self._tell(phase="ready", version=await version(self._ports.http))
+        await self._tell(phase="ready", version=found)
         _log.info("Triton %s is ready at %s, pid %d", self._state.version, self.url, self._process.pid)
 
     async def _watch(self) -> None:

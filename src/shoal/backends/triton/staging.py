@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.backends.triton.exchange import ASIDE
-from shoal.disk import try_lock
+from shoal.downloads.disk import try_lock
 from shoal.errors import Unavailable
 
 LOCK = ".shoal.lock"

@@ -1,6 +1,7 @@
 """What is known on disk of the servers that this user's Shoal runs: `$SHOAL_HOME/triton/run/<gRPC port>/`.
 
     lock         held by the process that supervises the server, as long as it lives
+    grpc:<port>  the server's socket, unless its ports were opened; nobody else may enter the folder
     state.json   ports, process and repository; read by `shoal triton status`
     log          what the server wrote, with Shoal's own lines about restarts
 
@@ -22,9 +23,17 @@ from typing import Literal
 
 import msgspec
 
-from shoal.disk import try_lock
+from shoal.decoding import json_decoder
+from shoal.downloads.disk import try_lock
 
 Phase = Literal["starting", "ready", "restarting", "stopping", "failed"]
+HOST = "127.0.0.1"
+"""Where a server with open ports listens."""
+
+_SOCKET_BYTES = 107
+"""Longest path that a Unix socket's address holds."""
+
+_SOCKET_FOLDER = "shoal-triton-"
 _TAIL_BYTES = 64 << 10
 _TRIES = 4
 
@@ -70,7 +79,8 @@ def process_start(pid: int) -> int | None:
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`."""
+    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`. `socket`: the
+    path of the server's gRPC socket, its only one; empty where its ports are open."""
 
     owner: Literal["up", "serve"]
     supervisor: Process
@@ -79,6 +89,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int
     grpc_port: int
     metrics_port: int
+    socket: str = ""
     repository: str
     binary: str
     version: str = ""
@@ -86,6 +97,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     restarts: int = 0
     error: str = ""
+
+    @property
+    def url(self) -> str:
+        """The target of its gRPC side, as `Client` takes it."""
+        return self.socket or f"{HOST}:{self.grpc_port}"
+
+
+_STATE = json_decoder(State)
 
 
 class RunFolder:
@@ -95,10 +114,12 @@ class RunFolder:
         self.path = path
         self.log = path / "log"
         self._lock: int | None = None
+        self._socket = ""
 
     def claim(self) -> bool:
         """Take the folder for this process; False when another one has it."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for _ in range(_TRIES):
             if try_lock(lock):
@@ -110,10 +131,21 @@ class RunFolder:
         self._lock = lock
         if (state := self.read()) is not None:
             clear(state)
+            remove_socket(state.socket)
         return True
+
+    def socket(self, number: int) -> str:
+        """Where the server is to listen: in this folder or, where that path is too long, in a new one under the
+        system's folder for temporary files. Neither lets another user in."""
+        place = self.path / f"grpc:{number}"
+        if len(os.fsencode(place)) > _SOCKET_BYTES:
+            place = Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER), place.name)
+        self._socket = str(place)
+        return self._socket
 
     def release(self, *, keep_log: bool) -> None:
         """Give the folder back and forget the state; the log, too, unless it is to be read."""
+        remove_socket(self._socket)
         (self.path / "state.json").unlink(missing_ok=True)
         if not keep_log:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -139,7 +171,7 @@ class RunFolder:
 
     def read(self) -> State | None:
         try:
-            return msgspec.json.decode((self.path / "state.json").read_bytes(), type=State)
+            return _STATE.decode((self.path / "state.json").read_bytes())
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -170,6 +202,16 @@ def clear(state: State) -> None:
     if state.server is not None:
         end_session(state.server)
     remove_shared_memory(state.shm_prefix)
+
+
+def remove_socket(path: str) -> None:
+    """Delete a server's socket, and the folder that was made for it alone."""
+    if not path:
+        return
+    Path(path).unlink(missing_ok=True)
+    if Path(path).parent.name.startswith(_SOCKET_FOLDER):
+        with contextlib.suppress(OSError):
+            Path(path).parent.rmdir()
 
 
 def end_session(leader: Process, proc: Path = Path("/proc")) -> None:

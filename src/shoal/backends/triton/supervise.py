@@ -22,6 +22,7 @@ import msgspec
 from shoal.backends.triton.place import Progress
 from shoal.backends.triton.server import TritonOptions, obtain, run_triton
 from shoal.backends.triton.state import RunFolder, State, run_folders
+from shoal.decoding import json_decoder
 from shoal.errors import SetupError, ShoalError
 
 _DOWN_MARGIN_S = 5.0
@@ -32,6 +33,9 @@ class _Answer(msgspec.Struct):
 
     port: int = 0
     error: str = ""
+
+
+_ANSWER = json_decoder(_Answer)
 
 
 def start(options: TritonOptions, progress: Progress | None = None) -> tuple[RunFolder, State, bool]:
@@ -60,7 +64,7 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
         except BaseException:  # Ctrl-C before it is ready: it must not go on unseen
             process.terminate()
             raise
-        answer = msgspec.json.decode(line, type=_Answer) if line else _Answer(error="its supervisor ended at once")
+        answer = _ANSWER.decode(line) if line else _Answer(error="its supervisor ended at once")
         if answer.error:
             raise SetupError(answer.error if line else f"{answer.error}; see {options.run / 'supervisor.log'}")
         process.returncode = 0  # it goes on: leaving this block must not wait for its end
@@ -80,6 +84,9 @@ def _running(folder: RunFolder, options: TritonOptions) -> State | None:
             f"a Triton of Shoal's runs on port {options.grpc_port} already, with the repository {state.repository}:"
             " choose other ports (0 takes free ones), or `shoal triton down` first"
         )
+    if bool(state.socket) == options.open_ports:
+        runs = "without open ports" if state.socket else "with open ports"
+        raise SetupError(f"a Triton of Shoal's runs on port {options.grpc_port} {runs}: `shoal triton down` first")
     if state.phase != "ready":
         raise SetupError(f"the Triton on port {options.grpc_port} is {state.phase}: see `shoal triton logs`")
     return state
@@ -119,7 +126,7 @@ def _encode(options: TritonOptions) -> str:
 
 
 def _decode(text: str) -> TritonOptions:
-    return msgspec.json.decode(text, type=TritonOptions, dec_hook=_path)
+    return json_decoder(TritonOptions, dec_hook=_path).decode(text)
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -23,8 +23,8 @@ class _Schema(Protocol):
 S = TypeVar("S", bound=_Schema)
 
 
-class _Target(Protocol):
-    """A model on a server: `Target` of the engine, whose docstrings say what they raise."""
+class _Endpoint(Protocol):
+    """A model on a server: `Endpoint` of the engine, whose docstrings say what they raise."""
 
     async def serving(self) -> bool: ...
 
@@ -39,13 +39,13 @@ class Watch(Generic[S]):
     """
 
     def __init__(
-        self, name: str, target: _Target, schema: S, admit: Callable[[], Awaitable[None]], *, serving: bool = False
+        self, name: str, endpoint: _Endpoint, schema: S, admit: Callable[[], Awaitable[None]], *, serving: bool = False
     ) -> None:
         self.schema = schema
         self.reason = "" if serving else "it was not reached yet"
         self.ready = serving
         self._name = name
-        self._target = target
+        self._endpoint = endpoint
         self._admit = admit
         self._served = serving
         self._broken = False
@@ -97,10 +97,10 @@ class Watch(Generic[S]):
 
     async def _look_after(self) -> None:
         if self.ready:
-            if await self._target.serving():
+            if await self._endpoint.serving():
                 return
             raise TransportFailed("the model is not loaded on the server any more")
-        found = await self._target.find(again=self._served, reload=self._broken)
+        found = await self._endpoint.find(again=self._served, reload=self._broken)
         if found.tensors != self.schema.tensors:
             if self._served:
                 raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")

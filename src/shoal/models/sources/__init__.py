@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 from shoal.errors import AddressError, NotAtSource, SourceAway, SourceError
@@ -45,18 +46,18 @@ def fetch(
     sources = pin.sources if pin else (address,)
     only = pin.files if pin else None
     failures: list[SourceError] = []
-    for source in sources:
+    for source, following in zip_longest(sources, sources[1:]):
         if source.scheme != "file":
             _empty(into)
         # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
-        patience = 10.0 if source == sources[-1] else 3.0
+        patience = 3.0 if following else 10.0
         job = Job(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
             failures.append(error)
-            if source != sources[-1]:  # of the last one the error itself tells
-                progress.noted(error.message)
+            if following:  # what could be done about it is for nobody to do yet
+                progress.noted(f"{error.message.partition('; ')[0]}: fetching {following} in its place")
             continue
         if pin is not None:
             pin.check(fetched, weights=weights)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal import disk
+from shoal.downloads import disk
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop

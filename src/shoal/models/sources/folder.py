@@ -6,11 +6,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from shoal.downloads.disk import check_plain
 from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
@@ -50,7 +51,8 @@ def fetch(job: Job) -> Fetched:
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
     chosen = job.choose(names, _modules(job.address, folder) if "modules.json" in names else [])
-    _refuse_pointers(job.address, folder, chosen)
+    for name in chosen:
+        _check(job.address, folder, name)
     pickled = any(map(is_pickle, chosen))
     fetched = Fetched(job.into if pickled else folder, address)
     for name in filter(is_weights, chosen):
@@ -66,6 +68,7 @@ def fetch(job: Job) -> Fetched:
 def _modules(address: Address, folder: Path) -> list[str]:
     """The folders that modules.json names. Raises SourceError."""
     try:
+        check_plain(folder / "modules.json")
         return module_folders((folder / "modules.json").read_bytes())
     except OSError as error:
         raise _unreadable(address, "modules.json", error) from error
@@ -75,20 +78,20 @@ def _unreadable(address: Address, name: str, error: OSError) -> SourceError:
     return SourceError(f"{address}: {name} cannot be read: {error.strerror}")
 
 
-def _refuse_pointers(address: Address, folder: Path, names: Iterable[str]) -> None:
-    """Of a clone made without Git LFS, which has a few lines in the place of each large file, however often it is made.
-    Raises SourceError."""
-    for name in names:
-        try:
-            with (folder / name).open("rb") as file:
-                begins = file.read(len(_POINTER))
-        except OSError as error:
-            raise _unreadable(address, name, error) from error
-        if begins == _POINTER:
-            raise SourceError(
-                f"{address}: {name} is a pointer of Git LFS, not the file itself: run `git lfs install` and "
-                f"`git lfs pull` in {folder}"
-            )
+def _check(address: Address, folder: Path, name: str) -> None:
+    """Raise SourceError for what is no plain file, or of a clone made without Git LFS, which has a few lines in the
+    place of each large file, however often it is made."""
+    try:
+        check_plain(folder / name)
+        with (folder / name).open("rb") as file:
+            begins = file.read(len(_POINTER))
+    except OSError as error:
+        raise _unreadable(address, name, error) from error
+    if begins == _POINTER:
+        raise SourceError(
+            f"{address}: {name} is a pointer of Git LFS, not the file itself: run `git lfs install` and "
+            f"`git lfs pull` in {folder}"
+        )
 
 
 def _take(path: Path, target: Path) -> None:

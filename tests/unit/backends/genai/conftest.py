@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shoal.backends.genai import GenaiGenerator, GenaiOptions, compiling
-from shoal.backends.genai import open as open_generator
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, compiling, start_generator
 from shoal.core.protocols import Piece, Prompt
 from shoal.types import Context, Sampling
 
@@ -56,6 +55,6 @@ def model() -> Iterator[Model]:
     # Patient enough for the tiny vocabulary, and no more: some tests wait for it to end.
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "LIMIT_S", 1.5)
-        generator = runner.run(open_generator(IR, name="tiny", options=EXACT))
+        generator = runner.run(start_generator(IR, name="tiny", options=EXACT))
         yield Model(generator, runner)
         runner.run(generator.aclose())

@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from importlib.util import find_spec
@@ -20,9 +19,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.backends.genai import GenaiGenerator, GenaiOptions, watch
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator, watch
 from shoal.backends.genai import generator as generating
-from shoal.backends.genai import open as open_generator
+from shoal.backends.genai.messages import Produced
 from shoal.core.protocols import Breakable, Prompt, TextGenerator
 from shoal.errors import (
     Crashed,
@@ -48,7 +47,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": Tr
 async def fresh() -> AsyncIterator[GenaiGenerator]:
     """A model for this test alone, with room for 96 tokens."""
     options = msgspec.structs.replace(EXACT, kv_cache_mb=0)
-    made = await open_generator(
+    made = await start_generator(
         IR, name="fresh", options=msgspec.structs.replace(options, max_streams=1, context_tokens=96)
     )
     yield made
@@ -82,22 +81,21 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 class TestAnswers:
-    def test_pieces_come_one_by_one(self, model: Model) -> None:
-        """Greedy answers are the same in pieces as ever, and the first piece comes before the last token is made. On a
-        busy machine this tiny model may have made all before the loop had a turn: then it is asked again."""
+    def test_pieces_come_one_by_one(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The model's process sends each token when it is made. How many the reader then finds together depends on
+        when it looks; they are the same in any case."""
+        sent: list[int] = []
+        put = generating._Arrivals.put
 
-        async def pieces() -> list[list[int]]:
-            stream = model.generator.generate(Prompt(text="", ids=tuple(PROMPT)), Sampling(**GREEDY), context())
-            return [list(piece.ids) async for piece in stream]
+        def seen(self: generating._Arrivals, made: Produced) -> None:
+            sent.append(len(made.ids))
+            put(self, made)
 
-        again = model.answer(PROMPT, **GREEDY)
-        assert len(again) == 24
-        for _ in range(50):
-            once = model.run(pieces())
-            assert [one for ids in once for one in ids] == again
-            if len(once) > 4:
-                return
-        pytest.fail("it never came in pieces")
+        monkeypatch.setattr(generating._Arrivals, "put", seen)
+        once = model.answer(PROMPT, **GREEDY)
+        assert sent == [1] * 24
+        assert len(once) == 24
+        assert model.answer(PROMPT, **GREEDY) == once
 
     def test_many_at_once_each_get_their_own(self, model: Model) -> None:
         """Sixteen requests in one batch answer what each answers alone."""
@@ -292,9 +290,7 @@ class TestRefusals:
         with pytest.raises(InvalidValue, match="adapters"):
             model.run(ask())
 
-    @pytest.mark.parametrize(
-        "fields", [{"presence_penalty": 99.0}, {"repetition_penalty": -1.0}, {"min_p": 7.0}, {"logprobs": 5}]
-    )
+    @pytest.mark.parametrize("fields", [{"presence_penalty": 99.0}, {"repetition_penalty": -1.0}, {"min_p": 7.0}])
     def test_values_that_the_library_refuses(self, model: Model, fields: dict[str, Any]) -> None:
         """They are the caller's fault, and the model goes on."""
         with pytest.raises(InvalidValue):
@@ -348,7 +344,7 @@ class TestRoom:
         assert [ids for ids, _ in together] == alone
 
     async def test_a_cancelled_answer_gives_its_room_back(self, fresh: GenaiGenerator) -> None:
-        """What waited for the room is answered, within a second."""
+        """What waited for the room is answered."""
         stream = fresh.generate(Prompt(text="", ids=(5,) * 10), Sampling(**(GREEDY | {"max_tokens": 80})), context())
         async with aclosing(stream):
             made = 0
@@ -356,15 +352,13 @@ class TestRoom:
                 made += len((await anext(stream)).ids)
             waiting = asyncio.create_task(answer(fresh, [6] * 60, **GREEDY))
             await asyncio.sleep(0)
-        began = time.monotonic()
         assert len((await waiting)[0]) == 24
-        assert time.monotonic() - began < 1
 
     @pytest.mark.parametrize("kept", [True, False])
     async def test_prefixes(self, model: Model, kept: bool) -> None:
         """Answers are the same whether or not prompts are kept, also from the second time on."""
         options = msgspec.structs.replace(EXACT, prefix_caching=kept)
-        made = await open_generator(IR, name="prefix", options=options)
+        made = await start_generator(IR, name="prefix", options=options)
         prompt = [1, *range(20, 120)]
         answers = [(await answer(made, prompt, **GREEDY))[0] for _ in range(3)]
         longer = (await answer(made, [*prompt, 9], **GREEDY))[0]
@@ -377,25 +371,25 @@ class TestRoom:
 class TestLife:
     async def test_the_loop_stays_free(self) -> None:
         """While a model loads and answers, the event loop turns."""
-        made = await open_generator(IR, name="free", options=EXACT)
-        longest, last, done = 0.0, time.monotonic(), asyncio.Event()
+        made = await start_generator(IR, name="free", options=EXACT)
+        turns, done = 0, asyncio.Event()
 
         async def turn() -> None:
-            nonlocal longest, last
+            nonlocal turns
             while not done.is_set():
                 await asyncio.sleep(0)
-                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                turns += 1
 
         turning = asyncio.create_task(turn())
         await asyncio.gather(*(answer(made, [1, number], **GREEDY) for number in range(32)))
         done.set()
         await turning
         await made.aclose()
-        assert longest < 0.2
+        assert turns > 24, "one for each token that all of them were given at least"
 
     async def test_closing_in_the_middle(self, caplog: pytest.LogCaptureFixture) -> None:
         """Who waits hears of it, the process is gone, and closing again is nothing."""
-        made = await open_generator(IR, name="closing", options=EXACT)
+        made = await start_generator(IR, name="closing", options=EXACT)
         stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
         await anext(stream)
         pid = made.pid
@@ -414,7 +408,7 @@ class TestLife:
 
     async def test_a_process_that_dies(self) -> None:
         """All that it answered fails, whoever asked to be told is told once, and nothing waits for ever."""
-        made = await open_generator(IR, name="dying", options=EXACT)
+        made = await start_generator(IR, name="dying", options=EXACT)
         told: list[ShoalError] = []
         made.when_broken(told.append)
         stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
@@ -431,7 +425,7 @@ class TestLife:
 
     async def test_one_that_died_before_anybody_asked(self) -> None:
         """Who asks to be told of it is told at the next turn of the loop, once."""
-        made = await open_generator(IR, name="early", options=EXACT)
+        made = await start_generator(IR, name="early", options=EXACT)
         os.kill(made.pid, signal.SIGKILL)
         await until(lambda: not made.ready())
         told: list[ShoalError] = []
@@ -444,7 +438,7 @@ class TestLife:
 
     async def test_one_that_was_closed_is_not_broken(self) -> None:
         """Nobody is told of what he did himself."""
-        made = await open_generator(IR, name="closed", options=EXACT)
+        made = await start_generator(IR, name="closed", options=EXACT)
         told: list[ShoalError] = []
         made.when_broken(told.append)
         await made.aclose()
@@ -454,7 +448,7 @@ class TestLife:
 
     async def test_a_process_that_hangs_and_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is out of service, by itself, until it speaks again, and then answers what waited."""
-        made = await open_generator(IR, name="stopped", options=EXACT)
+        made = await start_generator(IR, name="stopped", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         monkeypatch.setattr(watch, "GONE_AT", 10**6)
         os.kill(made.pid, signal.SIGSTOP)
@@ -469,7 +463,7 @@ class TestLife:
 
     async def test_requests_that_were_given_up_count_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Deadlines that are shorter than its patience do not hide that it hangs."""
-        made = await open_generator(IR, name="stopped", options=EXACT)
+        made = await start_generator(IR, name="stopped", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         monkeypatch.setattr(watch, "GONE_AT", 10**6)
         os.kill(made.pid, signal.SIGSTOP)
@@ -483,7 +477,7 @@ class TestLife:
 
     async def test_a_process_that_hangs_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is killed, what it answered fails, and whoever asked to be told is told."""
-        made = await open_generator(IR, name="stuck", options=EXACT)
+        made = await start_generator(IR, name="stuck", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         told: list[ShoalError] = []
         made.when_broken(told.append)
@@ -497,7 +491,7 @@ class TestLife:
 
     async def test_every_step_is_a_sign_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A prompt of many steps, in which nothing is said, is no silence."""
-        made = await open_generator(IR, name="long", options=EXACT)
+        made = await start_generator(IR, name="long", options=EXACT)
         heard: list[bool] = []
         monkeypatch.setattr(made._watch, "heard", lambda *, owes: heard.append(owes))
         _, last = await answer(made, [5] * 1500, max_tokens=1, temperature=0.0)
@@ -507,7 +501,7 @@ class TestLife:
 
     async def test_what_is_not_understood(self, caplog: pytest.LogCaptureFixture) -> None:
         """A process that talks nonsense is ended, and said to be."""
-        made = await open_generator(IR, name="babel", options=EXACT)
+        made = await start_generator(IR, name="babel", options=EXACT)
         made._worker._reader.feed_data(b"\x00\x00\x00\x01\xc1")
         with pytest.raises(ShoalError, match="not understood"):
             await answer(made, PROMPT, max_tokens=1900)
@@ -518,20 +512,18 @@ class TestLife:
 class TestOpening:
     async def test_a_gguf(self, model: Model) -> None:
         """The same weights in one file give the same answer, and the room for contexts is known as well."""
-        options = msgspec.structs.replace(
-            EXACT, stop_ids=(4,), vocab_size=448, cache_heads=((4, 8),) * 4, cache_precision="f16"
-        )
-        made = await open_generator(GGUF, name="gguf", options=options)
+        options = msgspec.structs.replace(EXACT, stop_ids=(4,), vocab_size=448, cache_heads=((4, 8),) * 4)
+        made = await start_generator(GGUF, name="gguf", options=options)
         ids = (await answer(made, PROMPT, **GREEDY))[0]
         details = made.facts.details
         await made.aclose()
         assert ids == await asyncio.to_thread(model.answer, PROMPT, **GREEDY)
-        assert details["kv_cache_tokens"] == model.generator.facts.details["kv_cache_tokens"] == 16384
+        assert details["kv_cache_tokens"] == model.generator.facts.details["kv_cache_tokens"] == 8192
         assert details["kv_cache_mb"] == model.generator.facts.details["kv_cache_mb"] == 4.0
 
     async def test_many_open_files(self, many_files: None) -> None:
         """The process reads its socket whatever number the gateway has for it."""
-        made = await open_generator(IR, name="many", options=EXACT)
+        made = await start_generator(IR, name="many", options=EXACT)
         assert len((await answer(made, PROMPT, **GREEDY))[0]) == 24
         await made.aclose()
 
@@ -540,16 +532,16 @@ class TestOpening:
         shutil.copytree(IR, tmp_path / "broken")
         (tmp_path / "broken" / "openvino_model.xml").write_text("<net/>")
         with pytest.raises(ModelFileError, match=r"openvino_model\.xml") as caught:
-            await open_generator(tmp_path / "broken", name="broken", options=EXACT)
+            await start_generator(tmp_path / "broken", name="broken", options=EXACT)
         assert caught.value.file == "openvino_model.xml"
 
     async def test_too_much_memory(self) -> None:
         """More than the machine has is refused, and says which setting to change."""
         with pytest.raises((OutOfMemory, Crashed)):
-            await open_generator(IR, name="huge", options=msgspec.structs.replace(EXACT, kv_cache_mb=2**31))
+            await start_generator(IR, name="huge", options=msgspec.structs.replace(EXACT, kv_cache_mb=2**31))
 
     async def test_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The extra is named before anything is started."""
         monkeypatch.setattr(generating, "find_spec", lambda name: None)
         with pytest.raises(MissingExtra, match="llm"):
-            await open_generator(IR, name="none", options=GenaiOptions())
+            await start_generator(IR, name="none", options=GenaiOptions())

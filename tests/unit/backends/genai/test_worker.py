@@ -269,7 +269,15 @@ class TestProcess:
 
     def opened(self, library: Library) -> Any:
         facts = Opened(
-            version="1", precision="f32", threads=1, vocab_size=9, guided=False, cache_tokens=9, cache_bytes=9
+            version="1",
+            precision="f32",
+            kv_cache_precision="f32",
+            quantized_together=0,
+            threads=1,
+            vocab_size=9,
+            guided=False,
+            cache_tokens=9,
+            cache_bytes=9,
         )
         library.facts = facts  # type: ignore[attr-defined]
         return lambda path, options: library
@@ -369,7 +377,7 @@ def test_the_real_library_here(ends: tuple[socket.socket, Line]) -> None:
 
     pipeline = open_pipeline(IR, EXACT)
     assert pipeline.stop_ids == {2, 4}
-    assert pipeline.facts.cache_tokens == pipeline.capacity == 16384
+    assert pipeline.facts.cache_tokens == pipeline.capacity == 8192
     assert pipeline.facts.cache_bytes == 4 * 2**20
     told = run(cast(Library, pipeline), ends, start(1, 1, 50, 60, max_tokens=5, temperature=0.0, ignore_eos=True))
     assert made(told, 1)[1:] == (5, "length")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from shoal.backends._http_client import Client
+from shoal.backends.base.http_client import Client
 from shoal.backends.openai.replicas import Fleet, Replica
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.protocols import ModelFacts
@@ -24,12 +24,12 @@ def runner_of(
     *servers: FakeUpstream, options: UpstreamOptions | None = None, key: str | None = None, **adapters: str
 ) -> UpstreamRunner:
     replicas = [
-        Replica(Client(server.base, key=key, connect_timeout_s=2.0), "up/model", adapters) for server in servers
+        Replica(Client(server.base, key=key, connect_timeout_s=30.0), "up/model", adapters) for server in servers
     ]
     return UpstreamRunner(Fleet(replicas), FACTS, options)
 
 
-def context(seconds: float = 10.0) -> Context:
+def context(seconds: float = 30.0) -> Context:
     return Context(id="req-1", deadline=time.monotonic() + seconds)
 
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends import _room as room_module
-from shoal.backends._http_client import Client
+from shoal.backends.base import response_limit as room_module
+from shoal.backends.base.http_client import Client
 from shoal.backends.openai.calls import Calls
 from shoal.backends.openai.engine import UpstreamEngine
 from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
 from shoal.backends.openai.vectors import Embeddings
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 from tests.fakes.openai_server import FakeUpstream, answer
 
 USAGE = {"prompt_tokens": 9, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -102,7 +102,7 @@ class TestHostileServers:
             name: np.array([side[at] for side in sides], dtype=object) for at, name in enumerate(("text", "pair"))
         }
         try:
-            with pytest.raises(EngineFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
+            with pytest.raises(UpstreamFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
                 await engine.infer(inputs, engine.facts.outputs[:1], {}, time.monotonic() + 10)
         finally:
             await engine.aclose()

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from shoal.backends._http_answer import Answer
+from shoal.backends.base.http_answer import Answer
 from shoal.backends.openai.errors import engine_error, failed, failure, lacks_model, lacks_route, refusal
 from shoal.errors import (
     BackendError,
     CapacityError,
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
     UpstreamRefused,
 )
 
@@ -63,14 +63,14 @@ class TestGeneration:
     def test_a_wrong_key_is_the_operators_matter(self, status: int) -> None:
         """The client must not think that its own is meant, nor see any of it."""
         error = refusal(told(status, openai("Incorrect API key provided: sk-secret")), WHERE)
-        assert type(error) is EngineFailed
+        assert type(error) is UpstreamFailed
         assert "upstream_api_key" in error.message
         assert "sk-" not in error.message
 
     @pytest.mark.parametrize(("status", "words"), [(302, "redirects"), (204, "status 204"), (101, "status 101")])
     def test_answers_that_make_no_sense(self, status: int, words: str) -> None:
         error = refusal(told(status), WHERE)
-        assert type(error) is EngineFailed
+        assert type(error) is UpstreamFailed
         assert words in error.message
 
 
@@ -130,11 +130,11 @@ class TestEmbeddings:
             (told(502, b"<html>"), TransportFailed),
             (told(504, b""), TransportFailed),
             (told(404, openai("The model `x` does not exist.", code="model_not_found")), TransportFailed),
-            (told(404, {"detail": "Not Found"}), EngineFailed),
+            (told(404, {"detail": "Not Found"}), UpstreamFailed),
             (told(500, openai("CUDA out of memory. Tried to allocate")), OutOfMemory),
-            (told(500, openai("boom")), EngineFailed),
-            (told(424, openai("boom")), EngineFailed),
-            (told(401, openai("bad key")), EngineFailed),
+            (told(500, openai("boom")), UpstreamFailed),
+            (told(424, openai("boom")), UpstreamFailed),
+            (told(401, openai("bad key")), UpstreamFailed),
         ],
     )
     def test_the_table(self, answer: Answer, kind: type[ShoalError]) -> None:

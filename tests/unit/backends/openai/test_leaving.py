@@ -13,7 +13,7 @@ from shoal.types import Generate
 from tests.fakes.openai_server import Exchange, FakeUpstream, Script, stream
 from tests.unit.backends.openai.kit import asked, chunks_of, context, delta, runner_of, streaming, typed
 
-WITHIN_S = 1.0
+WITHIN_S = 30.0
 
 TASKS = [streaming(), asked(), typed(), typed(stream=False)]
 

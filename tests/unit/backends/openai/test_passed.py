@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.backends.openai.body import ModelNames
 from shoal.backends.openai.passed import RESPONSES, PassedStream
-from shoal.errors import EngineFailed, ShoalError, TransportFailed, UpstreamRefused
+from shoal.errors import ShoalError, TransportFailed, UpstreamFailed, UpstreamRefused
 from shoal.types import Chunk, Usage
 from tests.fakes.openai_server import DONE, event
 from tests.unit.backends.openai.kit import USAGE, delta, last, passed_on
@@ -132,7 +132,7 @@ class TestErrors:
         [b'{"error":' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"x":' + b"[" * 5000 + b'"error"' + b"]" * 5000 + b"}"],
     )
     def test_that_nest_too_deep(self, body: bytes) -> None:
-        assert isinstance(passed([[b"data: " + body + b"\n\n"]])[1], EngineFailed)
+        assert isinstance(passed([[b"data: " + body + b"\n\n"]])[1], UpstreamFailed)
 
     @pytest.mark.parametrize(
         "data",

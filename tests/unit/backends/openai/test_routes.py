@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shoal.backends._http_client import Client
+from shoal.backends.base.http_client import Client
 from shoal.backends.openai.routes import Kind, Route, score_routes
 from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
 from tests.fakes.openai_server import FakeUpstream, Script, answer
@@ -23,7 +23,7 @@ async def server() -> AsyncIterator[FakeUpstream]:
 
 @pytest.fixture
 async def client(server: FakeUpstream) -> AsyncIterator[Client]:
-    made = Client(server.base, connect_timeout_s=2.0)
+    made = Client(server.base, connect_timeout_s=30.0)
     yield made
     await made.aclose()
 
@@ -40,7 +40,7 @@ async def test_below_the_path_and_beside_it(server: FakeUpstream, client: Client
 
 async def test_a_base_without_a_version(server: FakeUpstream) -> None:
     """It has no other place."""
-    client = Client(server.base.removesuffix("/v1"), connect_timeout_s=2.0)
+    client = Client(server.base.removesuffix("/v1"), connect_timeout_s=30.0)
     server.on("root/rerank", answer({}, 422))
     assert (await score_routes(client, "m", ALL, 5.0))[0] == [Route("rerank", "/rerank")]
     assert len(server.requests) == 3

@@ -14,21 +14,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shoal.backends.base import http_client as client_module
 from shoal.backends.openai import runner as runner_module
-from shoal.backends.openai.replicas import MAX_FAILURES
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import (
     BackendError,
     DeadlineExceeded,
-    EngineFailed,
     InvalidValue,
     Malformed,
     ShoalError,
     TransportFailed,
     Unsupported,
+    UpstreamFailed,
     UpstreamRefused,
 )
-from shoal.surfaces import _status
+from shoal.http import status_codes
 from shoal.types import Chunk, Embed, Generate, Message, Part, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
@@ -190,7 +191,7 @@ class TestWholeAnswers:
         """It is the server's failure, whatever its status says, and what to look at is told."""
         server.on("/chat/completions", answer(body))
         _, error = await broken(runner, task)
-        assert (_status.status(error), _status.row(error).openai.type) == (502, "upstream_error")
+        assert (status_codes.status(error), status_codes.row(error).openai.type) == (502, "upstream_error")
         assert "check that the model's address" in error.message
 
 
@@ -347,7 +348,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("task", [streaming(), typed(), asked(RESPONSE, dialect="openai.responses")])
     async def test_an_answer_is_over_when_it_says_so(
-        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate
+        self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever the server does with its connection."""
 
@@ -359,7 +360,8 @@ class TestStreams:
         whole = event({"type": "response.completed", "response": {"model": "up/model"}})
         server.on("/chat/completions", stream(delta(finish="stop"), DONE, after=chatters))
         server.on("/responses", stream(whole, after=chatters))
-        async with asyncio.timeout(0.9):  # less than END_S
+        monkeypatch.setattr(client_module, "END_S", 3600.0)
+        async with asyncio.timeout(30):
             chunks = await chunks_of(runner, task)
         assert chunks
         assert runner._fleet.replicas[0].in_flight == 0
@@ -380,7 +382,7 @@ class TestStreams:
 
     async def test_an_answer_that_is_no_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"choices": []}))
-        with pytest.raises(EngineFailed, match="was asked for a stream"):
+        with pytest.raises(UpstreamFailed, match="was asked for a stream"):
             await chunks_of(runner, streaming())
 
 
@@ -410,7 +412,7 @@ class TestErrors:
 
     async def test_shoals_own_key(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"error": {"message": "bad key sk-1"}}, 401))
-        with pytest.raises(EngineFailed, match="upstream_api_key"):
+        with pytest.raises(UpstreamFailed, match="upstream_api_key"):
             await chunks_of(runner, asked())
 
     @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
@@ -457,7 +459,7 @@ class TestErrors:
         if status != 200 or not task.stream:
             server.on("/chat/completions", answer(deep, status))
         _, error = await broken(runner, task)
-        assert isinstance(error, EngineFailed | UpstreamRefused)
+        assert isinstance(error, UpstreamFailed | UpstreamRefused)
 
     @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
     async def test_the_deadline(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:

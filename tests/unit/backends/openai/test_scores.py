@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends._http_answer import Answer
+from shoal.backends.base.http_answer import Answer
 from shoal.backends.openai.calls import by_index
 from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 
 PAIRS = [("q", "one"), ("q", "two")]
 NONE: list[Any] = [
@@ -75,7 +75,7 @@ class TestPairs:
 
     @pytest.mark.parametrize("body", NONE)
     async def test_answers_that_are_none(self, body: Any) -> None:
-        with pytest.raises(EngineFailed, match="here"):
+        with pytest.raises(UpstreamFailed, match="here"):
             await scored(body)
 
     async def test_null_and_infinity_fail_their_own_rows(self) -> None:
@@ -113,7 +113,7 @@ class TestClasses:
         assert labels.told == ("LABEL_0", "b")
         await self.asked(calls, [{"label": "a", "probs": [0.5, 0.5]}])
         assert labels.told == ("a", "b")
-        with pytest.raises(EngineFailed, match="3 labels, and the model has 2"):
+        with pytest.raises(UpstreamFailed, match="3 labels, and the model has 2"):
             await self.asked(calls, [{"label": "a", "probs": [0.5, 0.25, 0.25]}])
 
     async def test_scores_by_name(self) -> None:
@@ -122,9 +122,9 @@ class TestClasses:
         row = [{"label": f"LABEL_{number}", "score": number / 16} for number in (10, 9, 2)]
         assert await self.asked(calls, [row]) == [[0.125, 0.5625, 0.625]]
         assert labels.told == ("LABEL_2", "LABEL_9", "LABEL_10")
-        with pytest.raises(EngineFailed, match="other labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
             await self.asked(calls, [row[:2]])
-        with pytest.raises(EngineFailed, match="other labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
             await self.asked(calls, [[*row[:2], row[0]]])
 
     async def test_names_that_are_known(self) -> None:
@@ -141,7 +141,7 @@ class TestClasses:
 
     @pytest.mark.parametrize("data", [[], [{"probs": []}], [[]], [{"label": "a"}], [1], None])
     async def test_answers_that_are_none(self, data: Any) -> None:
-        with pytest.raises(EngineFailed):
+        with pytest.raises(UpstreamFailed):
             await self.asked(Classifying("/classify", LabelNames()), data)
 
     def test_pairs_are_sent_as_lists(self) -> None:
@@ -162,7 +162,7 @@ class TestOrder:
         if sorted(places) == [*range(count)]:
             assert [places[row] for row in by_index(found, count, "here")] == [*range(count)]
         else:
-            with pytest.raises(EngineFailed, match="rows for"):
+            with pytest.raises(UpstreamFailed, match="rows for"):
                 by_index(found, count, "here")
 
     @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=5))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 
 ENDS = [b"\n", b"\r", b"\r\n"]
 TEXTS = ["hello", "Grüße", "鯡魚 🐟", '{"a":"b"}', "", "[DONE]", "a: b", " x"]
@@ -110,7 +110,7 @@ class TestSplitting:
     def test_an_endless_event_is_refused(self) -> None:
         splitter = EventSplitter(max_bytes=100)
         splitter.push(b"data: " + b"x" * 90)
-        with pytest.raises(EngineFailed, match="more than 100 bytes"):
+        with pytest.raises(UpstreamFailed, match="more than 100 bytes"):
             splitter.push(b"x" * 10)
 
     def test_many_events_at_once_are_not_one(self) -> None:

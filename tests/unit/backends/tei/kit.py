@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends._http_client import Client
+from shoal.backends.base.http_client import Client
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.http_link import HttpLink
 from shoal.backends.tei.info import Info
@@ -17,7 +17,7 @@ from shoal.backends.tei.link import Link
 from shoal.types import Array
 from tests.fakes.tei import FakeTei
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Door:

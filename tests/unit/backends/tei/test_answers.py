@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from shoal.backends.tei import answers
 from shoal.backends.tei.calls import body_of
-from shoal.errors import EngineFailed, InternalError
+from shoal.errors import InternalError, UpstreamFailed
 from shoal.types import Vectors
 
 WHERE = "http://gpu:8080"
@@ -107,7 +107,7 @@ NOTHING: list[bytes] = [b"", b"<html>", b"{}", b"null", b"[1]", b'["a"]', b"[" *
 
 @pytest.mark.parametrize("body", [*NOTHING, b"[[1.0]]", b'[["1"],["2"]]', b"[[1.0],[1.0,2.0]]", b"[[],[]]"])
 async def test_what_are_no_vectors(body: bytes) -> None:
-    with pytest.raises(EngineFailed, match=WHERE):
+    with pytest.raises(UpstreamFailed, match=WHERE):
         await answers.vectors(body, 2, WHERE)
 
 
@@ -116,7 +116,7 @@ async def test_what_are_no_vectors(body: bytes) -> None:
     [*NOTHING, b"[[[1.0]]]", b"[[[1.0]],[]]", b"[[[1.0]],[[1.0],[1.0,2.0]]]", b"[[[]],[[]]]", b"[[[1.0]],[[1.0,2.0]]]"],
 )
 async def test_what_are_no_token_vectors(body: bytes) -> None:
-    with pytest.raises(EngineFailed, match=WHERE):
+    with pytest.raises(UpstreamFailed, match=WHERE):
         await answers.token_vectors(body, 2, WHERE)
 
 
@@ -126,7 +126,7 @@ def terms(*indices: Any) -> bytes:
 
 @pytest.mark.parametrize("body", [*NOTHING, terms(-1), terms(2**31), terms(5, 5), terms(1.5), terms("a")])
 async def test_what_are_no_sparse_vectors(body: bytes) -> None:
-    with pytest.raises(EngineFailed, match=WHERE):
+    with pytest.raises(UpstreamFailed, match=WHERE):
         await answers.sparse_vectors(body, 2, WHERE)
 
 
@@ -136,7 +136,7 @@ def predictions(*labels: str) -> bytes:
 
 @pytest.mark.parametrize("body", [*NOTHING, predictions("a"), predictions("a", "x"), predictions("a", "a", "b")])
 async def test_what_are_no_scores(body: bytes) -> None:
-    with pytest.raises(EngineFailed, match=WHERE):
+    with pytest.raises(UpstreamFailed, match=WHERE):
         await answers.scores(body, 2, ("a", "b"), WHERE)
 
 

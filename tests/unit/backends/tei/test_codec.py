@@ -13,7 +13,7 @@ from shoal.backends.tei.codec import TeiCodec, tokens_of
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.link import TokenWire
 from shoal.core.protocols import TextCodec, Token
-from shoal.errors import EngineFailed, InvalidValue, TransportFailed, Unavailable
+from shoal.errors import InvalidValue, TransportFailed, Unavailable, UpstreamFailed
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import CLS, SEP, Script, word_id
 from tests.unit.backends.tei.kit import close, engine_of
@@ -99,7 +99,7 @@ async def test_servers_that_are_not_there(server: FakeTei, engine: TeiEngine) ->
 
 async def test_a_refused_key_is_the_operators_matter(server: FakeTei, codec: TeiCodec) -> None:
     server.change(api_key="other")
-    with pytest.raises(EngineFailed, match="upstream_api_key"):
+    with pytest.raises(UpstreamFailed, match="upstream_api_key"):
         await codec.decode([[7]], skip_special_tokens=True)
 
 

@@ -16,13 +16,13 @@ from shoal.backends.tei.engine import SLOTS, TeiEngine
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     InternalError,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
 )
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import Script, dense_of, ids_of, logits_of, sparse_of, tokens_of
@@ -193,7 +193,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("texts", "kind", "words"),
         [
-            (["fine", "poison-item"], EngineFailed, "the device said no"),
+            (["fine", "poison-item"], UpstreamFailed, "the device said no"),
             (["fine", ""], InputRejected, "cannot be empty"),
             (["x " * 600], InputRejected, "less than 512 tokens. Given: 602"),
         ],
@@ -216,7 +216,7 @@ class TestFailures:
     async def test_nan_scores_fail_their_call(self) -> None:
         async with FakeTei(Script(kind="reranker")) as server:
             engine = await engine_of(server)
-            with pytest.raises(EngineFailed, match="score is NaN"):
+            with pytest.raises(UpstreamFailed, match="score is NaN"):
                 await ask(engine, [("q", "a"), ("q", "nan-item")], "scores")
             await close(engine)
 
@@ -226,14 +226,14 @@ class TestFailures:
     )
     async def test_answers_that_are_none(self, server: FakeTei, engine: TeiEngine, misbehaves: str, words: str) -> None:
         server.change(misbehaves=misbehaves)
-        with pytest.raises(EngineFailed, match=words):
+        with pytest.raises(UpstreamFailed, match=words):
             await ask(engine, ["a", "b"])
 
     async def test_labels_that_it_did_not_name(self) -> None:
         async with FakeTei(Script(kind="classifier")) as server:
             engine = await engine_of(server)
             server.change(misbehaves="labels")
-            with pytest.raises(EngineFailed, match=r"other labels than its model has \(LABEL_0, LABEL_1"):
+            with pytest.raises(UpstreamFailed, match=r"other labels than its model has \(LABEL_0, LABEL_1"):
                 await ask(engine, ["a"], "scores")
             await close(engine)
 
@@ -253,7 +253,7 @@ class TestFailures:
     async def test_a_key_that_is_refused_takes_it_out(self, server: FakeTei, engine: TeiEngine) -> None:
         """No batch can help, so none is tried on it until the key is right."""
         server.change(api_key="other")
-        with pytest.raises(EngineFailed, match="upstream_api_key"):
+        with pytest.raises(UpstreamFailed, match="upstream_api_key"):
             await ask(engine, ["a"])
         assert not engine.ready()
         assert "upstream_api_key" in engine.reason
@@ -276,7 +276,7 @@ class TestWidth:
         engine.dimension = 16
         assert (await ask(engine, ["a"])).shape == (1, 16)
         server.change(dimension=15)
-        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16: it is another model"):
+        with pytest.raises(UpstreamFailed, match="vectors of 15 numbers instead of 16: it is another model"):
             await ask(engine, ["a"])
         assert not engine.ready()
         assert "instead of 16" in engine.reason
@@ -292,7 +292,7 @@ class TestWidth:
             engine.dimension = 16
             assert (await ask(engine, ["a"], dimensions=4)).shape == (1, 4)
             server.change(dimension=24)
-            with pytest.raises(EngineFailed, match="vectors of 24 numbers instead of 16"):
+            with pytest.raises(UpstreamFailed, match="vectors of 24 numbers instead of 16"):
                 await ask(engine, ["a"], dimensions=4)
             await close(engine)
 
@@ -301,7 +301,7 @@ class TestWidth:
         engine.dimension = 8
         assert (await ask(engine, ["a"], "tokens"))[0].shape == (3, 16)
         server.change(dimension=15)
-        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16"):
+        with pytest.raises(UpstreamFailed, match="vectors of 15 numbers instead of 16"):
             await ask(engine, ["a"], "tokens")
         engine.start()
         await until(engine.ready)
@@ -374,7 +374,7 @@ class TestTheWatch:
 
     async def test_a_key_that_became_right(self, server: FakeTei, engine: TeiEngine) -> None:
         server.change(api_key="other")
-        with pytest.raises(EngineFailed):
+        with pytest.raises(UpstreamFailed):
             await ask(engine, ["a"])
         engine.start()
         await until(lambda: server.looks > 3)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from shoal.backends._http_answer import Answer
+from shoal.backends.base.http_answer import Answer
 from shoal.backends.tei.errors import batch_limit, engine_error
 from shoal.errors import (
     BackendError,
     CapacityError,
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
 )
 
 WHERE = "http://gpu:8080"
@@ -43,8 +43,8 @@ def plain(status: int, text: str = "", **headers: str) -> Answer:
         (told(413, TOO_LONG, "validation"), InputRejected, "less than 512"),
         (told(422, "tokenizer error bad", "Tokenizer"), InputRejected, "tokenizer error bad"),
         (told(400, "Input validation error: `inputs` cannot be empty", "Empty"), InputRejected, "cannot be empty"),
-        (told(424, "Backend error: CUDA error", "Backend"), EngineFailed, "CUDA error"),
-        (told(424, "score is NaN", "Backend"), EngineFailed, "score is NaN"),
+        (told(424, "Backend error: CUDA error", "Backend"), UpstreamFailed, "CUDA error"),
+        (told(424, "score is NaN", "Backend"), UpstreamFailed, "score is NaN"),
         (told(424, "Backend error: CUDA out of memory", "Backend"), OutOfMemory, "memory"),
         (told(424, "Backend error: DriverError(CUDA_ERROR_OUT_OF_MEMORY)", "Backend"), OutOfMemory, "memory"),
         (told(424, "Backend error: Backend is unhealthy", "Backend"), TransportFailed, "cannot serve now"),
@@ -55,12 +55,12 @@ def plain(status: int, text: str = "", **headers: str) -> Answer:
         (plain(413, "Failed to buffer the request body: length limit exceeded"), OutOfMemory, "--payload-limit"),
         (plain(422, "Failed to deserialize the JSON body into the target type"), InputRejected, "refused these"),
         (plain(400, "Failed to parse the request body as JSON"), InputRejected, "refused these"),
-        (plain(401), EngineFailed, "upstream_api_key"),
-        (plain(403), EngineFailed, "upstream_api_key"),
-        (plain(302), EngineFailed, "redirects"),
-        (plain(204), EngineFailed, "status 204"),
-        (plain(404), EngineFailed, "status 404"),
-        (plain(500, "boom"), EngineFailed, "boom"),
+        (plain(401), UpstreamFailed, "upstream_api_key"),
+        (plain(403), UpstreamFailed, "upstream_api_key"),
+        (plain(302), UpstreamFailed, "redirects"),
+        (plain(204), UpstreamFailed, "status 204"),
+        (plain(404), UpstreamFailed, "status 404"),
+        (plain(500, "boom"), UpstreamFailed, "boom"),
     ],
 )
 def test_the_table(answer: Answer, kind: type[ShoalError], words: str) -> None:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shoal.backends._room import MOST_TERMS
+from shoal.backends.base.response_limit import MOST_TERMS
 from shoal.backends.tei import grpc_messages as messages
 from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import Shape
-from shoal.errors import EngineFailed, InputRejected
+from shoal.errors import InputRejected, UpstreamFailed
 from tests.fakes.tei_wire import wire
 
 WHERE = "grpc://gpu:8080"
@@ -123,12 +123,12 @@ async def test_scores_come_by_their_labels() -> None:
 )
 async def test_answers_that_are_none(name: str, answers: list[Any]) -> None:
     found = [read(messages.STREAMS[name], answer) for answer in answers]
-    with pytest.raises(EngineFailed):
+    with pytest.raises(UpstreamFailed):
         await messages.array_of(name, found, SHAPE, WHERE)
 
 
 async def test_vectors_that_are_half_a_number() -> None:
-    with pytest.raises(EngineFailed, match="of several lengths, or of none"):
+    with pytest.raises(UpstreamFailed, match="of several lengths, or of none"):
         await messages.array_of("embedding", [pb.EmbedResponse(embeddings=b"12345")], SHAPE, WHERE)
 
 
@@ -141,7 +141,7 @@ async def test_whatever_the_bytes_it_is_an_array_or_an_error(data: bytes) -> Non
             continue
         try:
             await messages.array_of(name, [answer], SHAPE, WHERE)
-        except EngineFailed:
+        except UpstreamFailed:
             continue
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.backends._http_answer import Answer
+from shoal.backends.base.http_answer import Answer
 from shoal.backends.tei.info import Info, info_of
-from shoal.errors import ConfigError, EngineFailed
+from shoal.errors import ConfigError, UpstreamFailed
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import Script
 from tests.unit.backends.tei.kit import close, engine_of
@@ -76,7 +76,7 @@ def test_an_older_server_says_less() -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_one_that_is_starting_is_asked_again(status: int) -> None:
-    with pytest.raises(EngineFailed, match=f"status {status}.*it may be starting"):
+    with pytest.raises(UpstreamFailed, match=f"status {status}.*it may be starting"):
         info_of(card(status), WHERE)
 
 

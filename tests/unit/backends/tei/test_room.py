@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shoal.backends import _room as room_module
-from shoal.backends._http_client import MAX_ANSWER_BYTES, Client
-from shoal.backends._room import Room
+from shoal.backends.base import response_limit as room_module
+from shoal.backends.base.http_client import MAX_ANSWER_BYTES, Client
+from shoal.backends.base.response_limit import Room
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.http_link import HttpLink
 from shoal.backends.tei.info import Info
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 from shoal.types import Array
 from tests.fakes.openai_server import FakeUpstream, answer
 from tests.unit.backends.tei.kit import Door, ask, close
@@ -82,7 +82,7 @@ def test_sparse_vectors_fit() -> None:
     ],
 )
 def test_more_than_was_asked_for_is_refused(room: Room, body: bytes) -> None:
-    with pytest.raises(EngineFailed, match="more rows, or numbers, than it was asked for"):
+    with pytest.raises(UpstreamFailed, match="more rows, or numbers, than it was asked for"):
         room.check(body, WHERE)
 
 
@@ -116,7 +116,7 @@ class TestHostileServers:
         info = Info(kind=kinds.get(output, "embedding"), model_id="m", labels=("a", "b"), max_input_length=512)
         engine = TeiEngine(HttpLink(Client(server.base)), info, "m", admit=Door(), serving=True)
         engine.dimension = 1024
-        with pytest.raises(EngineFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
+        with pytest.raises(UpstreamFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
             await ask(engine, ["hi"], output)
         await close(engine)
 
@@ -127,7 +127,7 @@ class TestHostileServers:
             HttpLink(Client(server.base)), Info(kind="embedding", model_id="m"), "m", admit=Door(), serving=True
         )
         began = time.process_time()
-        with pytest.raises(EngineFailed, match="status 500") as failed:
+        with pytest.raises(UpstreamFailed, match="status 500") as failed:
             await ask(engine, ["hi"])
         assert len(failed.value.message) < 1000
         assert time.process_time() - began < 1.0

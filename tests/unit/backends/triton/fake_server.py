@@ -1,4 +1,4 @@
-"""A program with the command line and the HTTP readiness of tritonserver, that does what a test asks for."""
+"""A program with the command line and the gRPC readiness of tritonserver, that does what a test asks for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.server import Installed
 
 _PROGRAM = """\
-#!{python} -IS
-import os, signal, sys, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+#!{python} -I
+import os, signal, socket, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 options = dict(one[2:].split("=", 1) for one in sys.argv[1:])
@@ -21,18 +21,26 @@ with open(folder / "starts", "a") as file:
 print("fake server", os.getpid(), flush=True)
 starts = len((folder / "starts").read_text().splitlines())
 
-class Replies(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        if self.path == "/v2":
-            self.wfile.write(b'{{"name": "triton", "version": "9.9"}}')
-
-    def log_message(self, *told):
-        pass
-
 {behaviour}
-HTTPServer(("127.0.0.1", int(options["http-port"])), Replies).serve_forever()
+import grpc
+from shoal.backends.triton import protocol_pb2 as pb
+
+ANSWERS = dict(
+    ServerReady=pb.ServerReadyResponse(ready=True),
+    ServerMetadata=pb.ServerMetadataResponse(name="triton", version="9.9"),
+)
+
+class Replies(grpc.GenericRpcHandler):
+    def service(self, call):
+        answer = ANSWERS[call.method.rpartition("/")[2]].SerializeToString()
+        return grpc.unary_unary_rpc_method_handler(lambda *_: answer)
+
+server = grpc.server(ThreadPoolExecutor(1), handlers=[Replies()])
+server.add_insecure_port(options["grpc-address"] + ":" + options["grpc-port"])
+server.start()
+ports = [int(options[name]) for name in ("http-port", "metrics-port") if name in options]
+opened = [socket.create_server(("127.0.0.1", port)) for port in ports]
+server.wait_for_termination()
 """
 
 DIES = 'sys.exit("it cannot be")'

@@ -15,7 +15,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.errors import EngineFailed, InputRejected, InternalError, Unsupported
+from shoal.errors import InputRejected, InternalError, Unsupported, UpstreamFailed
 from shoal.types import Array
 
 NUMERIC = sorted(codec.DTYPES)
@@ -220,7 +220,7 @@ def answer_of(datatype: str, shape: list[int], *raw: bytes, **typed: list[Any]) 
     ids=repr,
 )
 def test_contents_that_do_not_fit_are_the_models_failure(answer: pb.ModelInferResponse) -> None:
-    with pytest.raises(EngineFailed):
+    with pytest.raises(UpstreamFailed):
         codec.read_outputs(answer)
 
 
@@ -228,13 +228,13 @@ def test_contents_that_do_not_fit_are_the_models_failure(answer: pb.ModelInferRe
 def test_any_bytes_are_read_or_refused(data: bytes, size: int) -> None:
     try:
         found = codec.from_blob(data, (size,))
-    except EngineFailed:
+    except UpstreamFailed:
         return
     assert codec.to_blob(found) == data
 
 
 def test_the_error_names_the_tensor_and_both_sizes() -> None:
-    with pytest.raises(EngineFailed, match=r"tensor 'vectors': FP32 \[2\] takes 8 bytes, not 4"):
+    with pytest.raises(UpstreamFailed, match=r"tensor 'vectors': FP32 \[2\] takes 8 bytes, not 4"):
         codec.read_outputs(answer_of("FP32", [2], b"\0" * 4))
 
 
@@ -266,7 +266,7 @@ def test_a_request_reads_back_as_a_server_reads_it(typed: bool) -> None:
 
 def test_a_request_with_a_rest_of_contents_is_refused() -> None:
     request = pb.ModelInferRequest(raw_input_contents=[b""])
-    with pytest.raises(EngineFailed, match="0 tensors with 1 raw"):
+    with pytest.raises(UpstreamFailed, match="0 tensors with 1 raw"):
         codec.read_inputs(request)
 
 

@@ -17,24 +17,33 @@ from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.engine import ANY_BATCH, Target, TritonEngine, facts_of
+from shoal.backends.triton.engine import ANY_BATCH, Endpoint, TritonEngine, facts_of
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.schema import Embedder, Names
 from shoal.errors import (
     ConfigError,
     Crashed,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     InternalError,
     OutOfMemory,
     Overloaded,
     ShoalError,
     TransportFailed,
+    UpstreamFailed,
 )
 from shoal.types import Array
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
-from tests.unit.triton.kit import DIMENSION, asked, forgotten, grpc_in_use, text_model, token_model, until, vector_of
+from tests.unit.backends.triton.open.kit import (
+    DIMENSION,
+    asked,
+    forgotten,
+    grpc_in_use,
+    text_model,
+    token_model,
+    until,
+    vector_of,
+)
 
 WORDS = ["one", "two", "three"]
 
@@ -64,10 +73,10 @@ async def triton() -> AsyncIterator[FakeTriton]:
 
 
 @pytest.fixture
-async def target(triton: FakeTriton) -> AsyncIterator[Target]:
+async def target(triton: FakeTriton) -> AsyncIterator[Endpoint]:
     client = Client(triton.target)
     control = Control(client, pauses=(0.0,))
-    yield Target(client=client, control=control, address=f"triton://{triton.target}#emb", model="emb")
+    yield Endpoint(client=client, control=control, address=f"triton://{triton.target}#emb", model="emb")
     await client.aclose()
 
 
@@ -92,14 +101,14 @@ def door() -> Door:
 
 
 @pytest.fixture
-async def engine(target: Target, door: Door) -> AsyncIterator[TritonEngine]:
+async def engine(target: Endpoint, door: Door) -> AsyncIterator[TritonEngine]:
     """In service, and not watched yet."""
     made = TritonEngine(target, "emb-0", embedder=await found(target), admit=door, serving=True)
     yield made
     await made.aclose()
 
 
-async def found(target: Target) -> Embedder:
+async def found(target: Endpoint) -> Embedder:
     schema = await target.find()
     assert isinstance(schema, Embedder)
     return schema
@@ -113,7 +122,9 @@ async def serves(engine: TritonEngine) -> bool:
     return bool(np.array_equal((await ask(engine, "one"))[0], vector_of("one")))
 
 
-async def engine_for(target: Target, model: FakeModel, triton: FakeTriton, names: Names | None = None) -> TritonEngine:
+async def engine_for(
+    target: Endpoint, model: FakeModel, triton: FakeTriton, names: Names | None = None
+) -> TritonEngine:
     triton.add(model)
     target = replace(target, model=model.name, names=names or Names())
     return TritonEngine(target, model.name, embedder=await found(target), admit=Door(), serving=True)
@@ -125,7 +136,7 @@ class TestBatches:
         assert rows.dtype == np.float32
         assert np.array_equal(rows, np.stack([vector_of(word) for word in WORDS]))
 
-    async def test_names_and_types_are_the_models_own(self, triton: FakeTriton, target: Target) -> None:
+    async def test_names_and_types_are_the_models_own(self, triton: FakeTriton, target: Endpoint) -> None:
         """int64 goes out as INT32 under its name there; FP16 comes back as float32 under the canonical name."""
         config = pb.ModelConfig(name="own", max_batch_size=8)
         config.input.add(name="ids", data_type=pb.TYPE_INT32, dims=[-1])
@@ -145,7 +156,7 @@ class TestBatches:
         assert [each.name for each in asked(triton, "ModelInfer")[-1].outputs] == ["vec"]
 
     async def test_parameters_and_version_go_along(self, triton: FakeTriton, engine: TritonEngine) -> None:
-        engine.target = replace(engine.target, version="1")
+        engine.endpoint = replace(engine.endpoint, version="1")
         await ask(engine, "one", input_type="query", dimensions=4)
         sent = asked(triton, "ModelInfer")[-1]
         assert {key: codec.parameter(sent.parameters, key) for key in sent.parameters} == {
@@ -160,12 +171,12 @@ class TestBatches:
 
     async def test_an_answer_without_the_output_is_a_failure(self, triton: FakeTriton, engine: TritonEngine) -> None:
         triton.models["emb"].answer = lambda request: reply(request, other=np.zeros((1, 8), np.float32))
-        with pytest.raises(EngineFailed, match="'vectors'"):
+        with pytest.raises(UpstreamFailed, match="'vectors'"):
             await ask(engine, "one")
 
     async def test_an_answer_with_too_few_rows_is_a_failure(self, triton: FakeTriton, engine: TritonEngine) -> None:
         triton.models["emb"].answer = lambda request: reply(request, vectors=np.zeros((1, 8), np.float32))
-        with pytest.raises(EngineFailed, match="for 2 inputs"):
+        with pytest.raises(UpstreamFailed, match="for 2 inputs"):
             await ask(engine, "one", "two")
         assert engine.ready()
 
@@ -175,7 +186,7 @@ class TestBatches:
             (Refused("Exceeds maximum queue size", Code.UNAVAILABLE), Overloaded),
             (Refused("bad shape", Code.INVALID_ARGUMENT), InputRejected),
             (Refused("CUDA out of memory"), OutOfMemory),
-            (Refused("division by zero"), EngineFailed),
+            (Refused("division by zero"), UpstreamFailed),
         ],
     )
     async def test_what_is_about_the_batch_leaves_it_in_service(
@@ -265,7 +276,7 @@ class TestWatch:
             await go_on.wait()
             return True
 
-        monkeypatch.setattr(engine.target.control, "ready", ready)
+        monkeypatch.setattr(engine.endpoint.control, "ready", ready)
         engine.start()
         await looking.wait()
         model = triton.models["emb"]
@@ -301,7 +312,7 @@ class TestWatch:
         triton.models["emb"].state = "READY"
         await until(engine.ready)
 
-    async def test_what_was_pushed_is_pushed_again(self, triton: FakeTriton, target: Target, door: Door) -> None:
+    async def test_what_was_pushed_is_pushed_again(self, triton: FakeTriton, target: Endpoint, door: Door) -> None:
         """A restart takes pushed files with it: loading by name would not find them."""
         loads = 0
 
@@ -352,7 +363,7 @@ class TestWatch:
         assert door.asked == 1
 
     async def test_the_door_keeps_it_out(
-        self, triton: FakeTriton, target: Target, door: Door, caplog: pytest.LogCaptureFixture
+        self, triton: FakeTriton, target: Endpoint, door: Door, caplog: pytest.LogCaptureFixture
     ) -> None:
         """As long as it likes, and with its words; they are logged once."""
         door.refuses = ConfigError("it is another model")
@@ -367,7 +378,7 @@ class TestWatch:
         await engine.aclose()
 
     async def test_a_bug_does_not_end_the_watch(
-        self, target: Target, door: Door, caplog: pytest.LogCaptureFixture
+        self, target: Endpoint, door: Door, caplog: pytest.LogCaptureFixture
     ) -> None:
         door.refuses = ZeroDivisionError("by hand")
         engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=door)
@@ -379,7 +390,7 @@ class TestWatch:
         await engine.aclose()
 
     async def test_a_replica_that_never_served_loads_its_model(
-        self, triton: FakeTriton, target: Target, door: Door
+        self, triton: FakeTriton, target: Endpoint, door: Door
     ) -> None:
         """Also one that somebody unloaded before: the first time, Shoal was asked to serve it."""
         embedder = await found(target)
@@ -437,12 +448,12 @@ class TestClosing:
 
 
 class TestTarget:
-    async def test_the_server_is_asked_to_load_what_is_not(self, triton: FakeTriton, target: Target) -> None:
+    async def test_the_server_is_asked_to_load_what_is_not(self, triton: FakeTriton, target: Endpoint) -> None:
         triton.models["emb"].state = ""
         assert (await target.find()).style == "text"
         assert triton.calls["RepositoryModelLoad"] == 1
 
-    async def test_no_server_is_a_transport_failure(self, triton: FakeTriton, target: Target) -> None:
+    async def test_no_server_is_a_transport_failure(self, triton: FakeTriton, target: Endpoint) -> None:
         await triton.stop()
         with pytest.raises(TransportFailed):
             await target.find()
@@ -467,7 +478,7 @@ def test_facts_follow_the_configuration(fields: dict[str, Any], expected: dict[s
     assert {key: getattr(facts, key) for key in expected} == expected
 
 
-async def test_facts_of_a_masked_model(triton: FakeTriton, target: Target) -> None:
+async def test_facts_of_a_masked_model(triton: FakeTriton, target: Endpoint) -> None:
     engine = await engine_for(target, token_model("tok"), triton)
     assert (engine.facts.inputs, engine.facts.outputs) == (("input_ids", "attention_mask"), ("sentence_embedding",))
     assert engine.facts.max_batch_size == 8

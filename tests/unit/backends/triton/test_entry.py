@@ -90,6 +90,7 @@ def test_parameters_say_what_the_model_is(tmp_path: Path) -> None:
             "shoal_source": "hf:org/mini@main",
             "shoal_space": "5face",
             "shoal_precision": "f32",
+            "shoal_tokenizer": "",
             "shoal_kind": "auto",
         }
         assert model.config_text.isascii()

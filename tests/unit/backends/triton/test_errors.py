@@ -19,7 +19,6 @@ from shoal.errors import (
     Conflict,
     Crashed,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     OutOfMemory,
     Overloaded,
@@ -27,6 +26,7 @@ from shoal.errors import (
     ShoalError,
     TransportFailed,
     Unsupported,
+    UpstreamFailed,
 )
 
 Code = grpc.StatusCode
@@ -42,7 +42,7 @@ OBSERVED: list[tuple[grpc.StatusCode, str, type[ShoalError]]] = [
     (Code.INVALID_ARGUMENT, "parameter keys starting with 'triton_' are reserved for Triton usage.", InputRejected),
     (Code.INVALID_ARGUMENT, "inference request batch-size must be <= 32 for 'emb'", InputRejected),
     (Code.INVALID_ARGUMENT, "requested model 'zz' is not available", ModelGone),
-    (Code.INTERNAL, "failed to load 'nope', failed to poll from model repository", EngineFailed),
+    (Code.INTERNAL, "failed to load 'nope', failed to poll from model repository", UpstreamFailed),
     (Code.INVALID_ARGUMENT, "unrecognized load parameter 'foo'.", InputRejected),
     (Code.INTERNAL, "Stub process 'emb_0_0' is not healthy.", Crashed),
     (Code.UNAVAILABLE, "Exceeds maximum queue size", Overloaded),
@@ -66,13 +66,13 @@ OBSERVED: list[tuple[grpc.StatusCode, str, type[ShoalError]]] = [
     (Code.INTERNAL, "onnx runtime error 6: CUDA failure 2: out of memory", OutOfMemory),
     (Code.INTERNAL, "Failed to process the request(s), message: MemoryError: unable to allocate", OutOfMemory),
     (Code.INTERNAL, "Received RST_STREAM with error code 2", TransportFailed),
-    (Code.INTERNAL, "Failed to process the request(s), message: ValueError: boom", EngineFailed),
-    (Code.UNKNOWN, "something", EngineFailed),
+    (Code.INTERNAL, "Failed to process the request(s), message: ValueError: boom", UpstreamFailed),
+    (Code.UNKNOWN, "something", UpstreamFailed),
     (Code.ALREADY_EXISTS, "shared memory region 'x' already in manager", Conflict),
     (Code.UNAUTHENTICATED, "no token", SetupError),
     (Code.PERMISSION_DENIED, "not yours", SetupError),
     (Code.UNIMPLEMENTED, "Method not found!", Unsupported),
-    (Code.DATA_LOSS, "lost", EngineFailed),
+    (Code.DATA_LOSS, "lost", UpstreamFailed),
 ]
 
 
@@ -105,10 +105,10 @@ def test_every_row_is_reached_and_says_something_before_the_servers_words() -> N
 def test_an_engine_raises_only_what_its_seam_allows(
     code: grpc.StatusCode, details: str, kind: type[ShoalError]
 ) -> None:
-    allowed = (InputRejected, OutOfMemory, EngineFailed, TransportFailed, DeadlineExceeded, Overloaded)
+    allowed = (InputRejected, OutOfMemory, UpstreamFailed, TransportFailed, DeadlineExceeded, Overloaded)
     error = infer_error(failure(code, details))
     assert isinstance(error, allowed)
-    assert type(error) is (kind if issubclass(kind, allowed) else EngineFailed)
+    assert type(error) is (kind if issubclass(kind, allowed) else UpstreamFailed)
 
 
 def test_the_next_step_is_said() -> None:
@@ -136,7 +136,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         ("Request cancelled by client", TransportFailed),
         ("Stub process 'm_0_0' is not healthy.", Crashed),
         ("CUDA out of memory", OutOfMemory),
-        ("Error generating stream: something", EngineFailed),
+        ("Error generating stream: something", UpstreamFailed),
     ],
 )
 def test_a_streams_error_has_no_status_and_its_words_must_do(message: str, kind: type[ShoalError]) -> None:

@@ -16,7 +16,7 @@ from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.engine import Target
+from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.llm import TritonGenerator
 from shoal.backends.triton.llm_request import Words
 from shoal.backends.triton.llm_schema import LlmSchema
@@ -24,18 +24,18 @@ from shoal.core.protocols import Piece, Prompt
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
-    EngineFailed,
     InputRejected,
     InvalidValue,
     Overloaded,
     ShoalError,
     TooLong,
     TransportFailed,
+    UpstreamFailed,
 )
 from shoal.types import Context, Sampling
 from tests.fakes.triton import Code, FakeTriton, Refused
 from tests.fakes.triton_llm import TENSORS, Kind, Script, Talker, talker
-from tests.unit.triton.kit import asked, forgotten, grpc_in_use, until
+from tests.unit.backends.triton.open.kit import asked, forgotten, grpc_in_use, until
 
 WORDS = Words(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(2,))
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7), tokens=3)
@@ -59,16 +59,16 @@ async def triton() -> AsyncIterator[FakeTriton]:
 
 
 @pytest.fixture
-async def target(triton: FakeTriton) -> AsyncIterator[Target]:
+async def target(triton: FakeTriton) -> AsyncIterator[Endpoint]:
     client = Client(triton.target)
-    yield Target(client=client, control=Control(client, pauses=(0.0,)), address="triton://here#llm", model="llm")
+    yield Endpoint(client=client, control=Control(client, pauses=(0.0,)), address="triton://here#llm", model="llm")
     await client.aclose()
 
 
 class Bench:
     """Models of the fake server as generators."""
 
-    def __init__(self, triton: FakeTriton, target: Target) -> None:
+    def __init__(self, triton: FakeTriton, target: Endpoint) -> None:
         self.triton = triton
         self.target = target
         self.made: list[TritonGenerator] = []
@@ -83,7 +83,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(triton: FakeTriton, target: Target) -> AsyncIterator[Bench]:
+async def bench(triton: FakeTriton, target: Endpoint) -> AsyncIterator[Bench]:
     made = Bench(triton, target)
     yield made
     for generator in made.made:
@@ -141,7 +141,7 @@ class TestFacts:
         model.config.parameters["max_seq_len"].string_value = "77"
         assert (await bench.open(model)).facts.context_tokens == 77
 
-    async def test_what_cannot_be_is_refused_at_once(self, triton: FakeTriton, target: Target) -> None:
+    async def test_what_cannot_be_is_refused_at_once(self, triton: FakeTriton, target: Endpoint) -> None:
         triton.add(talker("gpt"))
         schema = await target.find()
         assert isinstance(schema, LlmSchema)
@@ -170,6 +170,7 @@ class TestRequests:
 
     async def test_what_cannot_be_asked_reaches_nobody(self, bench: Bench) -> None:
         generator = await bench.open(talker("ensemble"))
+        assert generator.facts.top_logprobs == 0
         with pytest.raises(InvalidValue):
             await collect(generator, logprobs=5)
         assert not bench.triton.calls["ModelStreamInfer"]
@@ -188,7 +189,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("message", "error", "words"),
         [
-            ("CUDA error: device-side assert", EngineFailed, "device-side"),
+            ("CUDA error: device-side assert", UpstreamFailed, "device-side"),
             ("The decoder prompt (length 5000) is longer than the maximum model length of 2048.", TooLong, "shorter"),
             ("Prompt length (33) exceeds maximum input length (32).", TooLong, "shorter"),
             ("Error generating stream: 'NoneType' object has no attribute 'lora_name'", InvalidValue, "log says which"),
@@ -197,7 +198,7 @@ class TestFailures:
             ("Error generating stream: top_p must be in (0, 1], got 2.0.", InvalidValue, "sampling parameter"),
             ("[request id: 7] unexpected shape for input 'text_input'", InputRejected, "unexpected shape"),
             ("Exceeds maximum queue size", Overloaded, "queue"),
-            ("Request was cancelled", EngineFailed, "cancelled"),
+            ("Request was cancelled", UpstreamFailed, "cancelled"),
         ],
     )
     @pytest.mark.parametrize("accepted", [True, False])
@@ -227,7 +228,7 @@ class TestFailures:
 
         bench.triton.stream = with_text  # type: ignore[method-assign]
         found: list[Piece] = []
-        with pytest.raises(EngineFailed, match="Error generating stream"):
+        with pytest.raises(UpstreamFailed, match="Error generating stream"):
             await read_into(found, generator)
         assert not found
 
@@ -236,8 +237,8 @@ class TestFailures:
         [
             (Refused("Exceeds maximum queue size", Code.UNAVAILABLE), Overloaded),
             (Refused("bad shape", Code.INVALID_ARGUMENT), InputRejected),
-            (Refused("division by zero"), EngineFailed),
-            (Refused("nobody may", Code.PERMISSION_DENIED), EngineFailed),
+            (Refused("division by zero"), UpstreamFailed),
+            (Refused("nobody may", Code.PERMISSION_DENIED), UpstreamFailed),
         ],
     )
     async def test_of_a_whole_answer(self, bench: Bench, refused: Refused, error: type[ShoalError]) -> None:
@@ -254,7 +255,7 @@ class TestFailures:
 
     async def test_an_answer_that_the_model_gave_up(self, bench: Bench) -> None:
         generator = await bench.open(talker("vllm", Script(["a"], finish="abort")))
-        with pytest.raises(EngineFailed, match="abort"):
+        with pytest.raises(UpstreamFailed, match="abort"):
             await collect(generator)
 
     async def test_a_server_that_stops_in_mid_stream(self, bench: Bench) -> None:
@@ -340,7 +341,7 @@ class TestLeaving:
                 if piece.finish_reason:
                     break
         model.script.fails = "out of luck"
-        with pytest.raises(EngineFailed):
+        with pytest.raises(UpstreamFailed):
             await collect(generator)
         await generator.aclose()
         assert not model.script.cancelled

@@ -18,7 +18,7 @@ from shoal.backends.triton.llm_answer import LEAST, REPLACED, Answer
 from shoal.backends.triton.llm_request import Asked, Words
 from shoal.backends.triton.llm_schema import detect_llm
 from shoal.core.protocols import Piece, Prompt
-from shoal.errors import EngineFailed
+from shoal.errors import UpstreamFailed
 from shoal.types import Array, Sampling, TokenLogprob
 from tests.fakes.triton_llm import Kind, talker_config, texts
 
@@ -92,7 +92,7 @@ class TestDeltas:
     def test_counts_that_are_cut_short(self) -> None:
         made = say("a", num_output_tokens=np.array([1], np.uint32))
         made.raw_output_contents[1] = b"\x01\x00"
-        with pytest.raises(EngineFailed, match="takes 4 bytes, not 2"):
+        with pytest.raises(UpstreamFailed, match="takes 4 bytes, not 2"):
             answer("vllm").read(made)
 
     def test_the_reason_comes_with_the_last_one(self) -> None:
@@ -109,7 +109,7 @@ class TestDeltas:
 
     @pytest.mark.parametrize("told", ["abort", "cancelled", "timeout", "error"])
     def test_a_reason_that_is_a_failure(self, told: str) -> None:
-        with pytest.raises(EngineFailed, match=told):
+        with pytest.raises(UpstreamFailed, match=told):
             answer("vllm").read(say("a", finish_reason=texts(told)))
 
     @pytest.mark.parametrize(("tokens", "expected"), [(1, "stop"), (2, "length"), (3, "length")])
@@ -136,18 +136,18 @@ class TestDeltas:
         assert pieces(answer("dynamo"), made) == [Piece(text="Hi", finish_reason="stop")]
 
     def test_a_text_that_is_none(self) -> None:
-        with pytest.raises(EngineFailed, match="where a text belongs"):
+        with pytest.raises(UpstreamFailed, match="where a text belongs"):
             answer("text").read(response(text_output=np.zeros(1, np.float32)))
 
     @pytest.mark.parametrize("numbers", [np.zeros(1, np.int32), np.ones(2, np.int32)])
     def test_a_reason_that_is_none(self, numbers: Array) -> None:
-        with pytest.raises(EngineFailed, match="where a text belongs"):
+        with pytest.raises(UpstreamFailed, match="where a text belongs"):
             answer("vllm").read(say("Hi", finish_reason=numbers))
 
     def test_broken_contents(self) -> None:
         made = say("Hello")
         made.raw_output_contents[0] = made.raw_output_contents[0][:-1]
-        with pytest.raises(EngineFailed, match="broken"):
+        with pytest.raises(UpstreamFailed, match="broken"):
             answer("vllm").read(made)
 
 
@@ -276,7 +276,7 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("told", ["{", '[{"5": {}}]', "[1]", '[{"5": 1}]'])
     def test_broken_ones(self, told: str) -> None:
-        with pytest.raises(EngineFailed, match="cannot be read"):
+        with pytest.raises(UpstreamFailed, match="cannot be read"):
             answer("vllm", logprobs=0).read(say("a", logprobs=texts(told)))
 
     def test_only_where_asked_for(self) -> None:

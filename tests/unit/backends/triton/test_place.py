@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.backends.triton.place import build_once
-from shoal.disk import try_lock
+from shoal.downloads.disk import try_lock
 from shoal.errors import Cancelled, SourceError
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from shoal.backends.triton import guard, process
 from shoal.backends.triton.distribution import Distribution
-from shoal.backends.triton.process import Command, Ports, describe, end, get, new_shm_prefix, spawn, version, wait_ready
+from shoal.backends.triton.process import Command, Ports, describe, end, new_shm_prefix, spawn, wait_ready
 from shoal.errors import SetupError
+from tests.fakes.triton import FakeTriton
 
 
 def distribution(folder: Path, *backends: str) -> Distribution:
@@ -44,8 +45,33 @@ def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
             Ports(*given).free()
 
 
+def test_a_number_is_no_port_in_use() -> None:
+    """Whoever has that port; and a free one for 0."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert Ports(8000, port, 8002).number() == Ports(0, port, 0)
+    found = Ports(0, 0, 0).number()
+    assert found.grpc
+    assert found == Ports(0, found.grpc, 0)
+
+
+def test_without_open_ports_it_listens_on_its_socket_alone(tmp_path: Path) -> None:
+    """No HTTP, no metrics, and no address of the network."""
+    there = distribution(tmp_path)
+    command = Command(there, None, Path("/models"), Ports(0, 8001, 0), 5.0, (), "/run/8001/grpc:8001").arguments(
+        "mine_"
+    )
+    assert [argument for argument in command if "http" in argument or "grpc" in argument or "metrics" in argument] == [
+        "--allow-http=false",
+        "--allow-metrics=false",
+        "--grpc-address=unix:/run/8001/grpc",
+        "--grpc-port=8001",
+    ]
+    assert "127.0.0.1" not in " ".join(command)
+
+
 def test_the_command_line(tmp_path: Path) -> None:
-    """Explicit model control, the loopback alone, its own place in shared memory, a short way out."""
+    """Explicit model control, its own place in shared memory, a short way out; open ports on the loopback alone."""
     there = distribution(tmp_path, "python")
     command = Command(there, None, Path("/models"), Ports(1, 2, 3), 5.0, ("one", "two")).arguments("mine_")
     assert command == [
@@ -96,54 +122,41 @@ def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
     assert late.stdout == b""
 
 
-async def answers(*replies: bytes) -> tuple[asyncio.Server, int]:
-    """A server of the loopback that gives these replies, one a connection, then the last one again."""
-    left = list(replies)
-
-    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(left.pop(0) if len(left) > 1 else left[0])
-        writer.close()
-
-    server = await asyncio.start_server(reply, "127.0.0.1", 0)
-    return server, server.sockets[0].getsockname()[1]
-
-
-OK = b"HTTP/1.1 200 OK\r\n\r\n"
-
-
-async def test_one_get() -> None:
-    """Status and body; 0 for what is no HTTP."""
-    server, port = await answers(OK + b'{"a": 1}', b"SSH-2.0\r\n", b"")
-    async with server:
-        assert await get(port, "/v2") == (200, b'{"a": 1}')
-        assert (await get(port, "/v2"))[0] == 0
-        assert (await get(port, "/v2"))[0] == 0
-
-
-async def test_the_version() -> None:
-    """As the server says it; empty where it says none."""
-    server, port = await answers(OK + b'{"version": "2.51.0"}', OK + b"no json")
-    async with server:
-        assert await version(port) == "2.51.0"
-        assert await version(port) == ""
-    assert await version(port) == ""
-
-
 async def sleeping(seconds: float) -> asyncio.subprocess.Process:
     return await spawn(["/bin/sleep", str(seconds)], None, os.open(os.devnull, os.O_WRONLY))
 
 
 async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 first, 200 then: ready."""
+    """Nobody there first, then not ready, then ready: it says its version."""
     monkeypatch.setattr(process, "_POLL_S", 0.001)
-    server, port = await answers(b"HTTP/1.1 503 No\r\n\r\n", b"", OK)
-    async with server:
-        running = await sleeping(60)
-        assert await wait_ready(running, port)
+    fake = FakeTriton(ready=False)
+    async with fake:  # chooses its port
+        pass
+    running = await sleeping(60)
+    waiting = asyncio.create_task(wait_ready(running, fake.target))
+    await asyncio.sleep(0)
+    async with fake:
+        await fake.called("ServerReady", 2)
+        assert not waiting.done()
+        fake.ready = True
+        assert await waiting == "2.51.0"
         await end(running, 5)
-    assert running.returncode == -15
-    assert not await wait_ready(running, port), "what has ended is never ready"
+        assert running.returncode == -15
+        assert await wait_ready(running, fake.target) is None, "what has ended is never ready"
+
+
+async def test_it_waits_for_ports_that_are_opened_later() -> None:
+    """gRPC answers before HTTP and metrics listen."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = await sleeping(60)
+    async with FakeTriton() as fake:
+        waiting = asyncio.create_task(wait_ready(running, fake.target, (port,)))
+        await fake.called("ServerMetadata", 2)
+        assert not waiting.done()
+        with socket.create_server(("127.0.0.1", port)):
+            assert await waiting == "2.51.0"
+    await end(running, 5)
 
 
 STUBBORN = """\

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.backends.triton.entry import EntrySpec, triton_models
 from shoal.core.protocols import EngineFacts, Prepared
-from shoal.pipelines.text import TextPipeline
+from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
 from shoal.types import Array, Embed
 from tests.contract.engines.tiny import Tiny

@@ -21,7 +21,7 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelTransactionPolicy,
 )
 from shoal.backends.triton.schema import Embedder, Names, Port, detect
-from shoal.errors import ConfigError, EngineFailed
+from shoal.errors import ConfigError, UpstreamFailed
 from shoal.specs import TextSpec
 from tests.unit.backends.triton.schema_kit import (
     IDS,
@@ -402,7 +402,7 @@ class TestShapes:
     @pytest.mark.parametrize(("axes", "given"), [(1, (2, 8)), (1, (3, 2, 8)), (2, (3,)), (0, (3, 2)), (1, ())])
     def test_answers_of_other_sizes_are_the_engines_fault(self, axes: int, given: tuple[int, ...]) -> None:
         """Rows are never cut or joined silently."""
-        with pytest.raises(EngineFailed, match="for 3 inputs"):
+        with pytest.raises(UpstreamFailed, match="for 3 inputs"):
             found([TEXT], [SENTENCE]).answered(Port("x", "x", "FP32", (), axes=axes), np.zeros(given), 3)
 
 

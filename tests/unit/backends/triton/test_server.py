@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,14 +64,38 @@ async def test_started_and_stopped(fake: Make, tmp_path: Path) -> None:
         folder = RunFolder(running.log.parent)
         found = await asyncio.to_thread(folder.read)
         assert found is not None
-        assert (found.phase, found.owner, f"127.0.0.1:{found.grpc_port}") == ("ready", "serve", running.url)
-        assert f"127.0.0.1:{found.http_port}" == running.http_url
-        assert f"127.0.0.1:{found.metrics_port}" == running.metrics_url
+        assert (found.phase, found.owner, found.url) == ("ready", "serve", running.url)
+        assert running.url == found.socket == str(folder.path / f"grpc:{found.grpc_port}")
         pid = running.pid
     assert not folder.path.exists()
     assert pid
     assert await asyncio.to_thread(process_start, pid or 0) is None
     assert len(program.starts) == 1
+
+
+async def test_with_open_ports(fake: Make, tmp_path: Path) -> None:
+    """Three ports, for everybody here, and no socket."""
+    fake("")
+    async with run_triton(options(tmp_path, open_ports=True)) as running:
+        found = await asyncio.to_thread(RunFolder(running.log.parent).read)
+        assert found is not None
+        assert found.socket == ""
+        assert running.url == f"127.0.0.1:{found.grpc_port}"
+        assert running.http_url == f"127.0.0.1:{found.http_port}"
+        assert running.metrics_url == f"127.0.0.1:{found.metrics_port}"
+
+
+async def test_a_home_too_long_for_a_socket(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the socket is in a folder of its own, which goes with the server."""
+    fake("")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    long = tmp_path / ("x" * 120)
+    async with run_triton(options(tmp_path, home=long)) as running:
+        place = Path(running.url)
+        assert running.phase == "ready"
+        assert place.parent.parent == tmp_path
+        assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert not place.parent.exists()
 
 
 async def test_a_named_port_keeps_its_log(fake: Make, tmp_path: Path) -> None:
@@ -78,7 +104,7 @@ async def test_a_named_port_keeps_its_log(fake: Make, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     async with run_triton(options(tmp_path, grpc_port=port)) as running:
-        assert running.url == f"127.0.0.1:{port}"
+        assert running.url.endswith(f"/run/{port}/grpc:{port}")
     assert running.log.exists()
     assert await asyncio.to_thread(RunFolder(running.log.parent).read) is None
 
@@ -141,8 +167,8 @@ async def test_one_that_dies_at_once(fake: Make, tmp_path: Path) -> None:
 async def test_one_that_is_late(fake: Make, tmp_path: Path) -> None:
     """It is ended, and the log is in the error."""
     fake(fake_server.LATE)
-    with pytest.raises(SetupError, match=r"not ready after 0\.3 s.*\nfake server (\d+)"):
-        async with run_triton(options(tmp_path, start_timeout_s=0.3)):
+    with pytest.raises(SetupError, match=r"not ready after 3 s.*\nfake server (\d+)"):
+        async with run_triton(options(tmp_path, start_timeout_s=3.0)):
             raise AssertionError("it is not ready")
 
 
@@ -161,7 +187,7 @@ async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path)
     ports = process.Ports(0, 0, 0).free()
     named = {"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics}
     with pytest.raises(PortTaken, match="already in use"):
-        async with run_triton(options(tmp_path, **named)):
+        async with run_triton(options(tmp_path, open_ports=True, **named)):
             raise AssertionError("it is not ready")
     assert len(program.starts) == 1
     with pytest.raises(PortTaken):

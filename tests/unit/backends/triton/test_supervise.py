@@ -75,6 +75,8 @@ def test_one_that_runs_is_left_alone(up: Up, tmp_path: Path) -> None:
     assert again[1:] == (state, False)
     with pytest.raises(SetupError, match=r"runs on port \d+ already"):
         up(grpc_port=state.grpc_port, repository=tmp_path / "other")
+    with pytest.raises(SetupError, match="without open ports: `shoal triton down` first"):
+        up(grpc_port=state.grpc_port, open_ports=True)
     folder.write(msgspec.structs.replace(state, phase="failed"))
     with pytest.raises(SetupError, match="is failed"):
         up(grpc_port=state.grpc_port)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.backends.triton.watch import Watch
 from shoal.errors import ConfigError, Crashed, ShoalError, TransportFailed
-from tests.unit.triton.kit import until
+from tests.unit.backends.triton.open.kit import until
 
 
 @dataclass(frozen=True)

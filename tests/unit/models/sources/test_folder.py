@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.backends import parse_address
 from shoal.errors import SourceError
-from shoal.models.address import parse_address
 from shoal.models.sources import fetch
 from shoal.models.sources.folder import resolve
 
@@ -84,6 +85,36 @@ def test_a_clone_without_its_large_files_is_told(model_folder: Path, tmp_path: P
     """Git LFS leaves pointers in their place: fetching it again would bring them again."""
     (model_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:53aa\nsize 90868376\n")
     with pytest.raises(SourceError, match=f"{name} is a pointer of Git LFS.* `git lfs pull` in {model_folder}"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
+
+
+def special(path: Path, kind: str) -> None:
+    """Put something in a file's place that must never be opened."""
+    path.unlink()
+    match kind:
+        case "named pipe":
+            os.mkfifo(path)
+        case "pipe behind a link":
+            os.mkfifo(path.with_name(".pipe"))
+            path.symlink_to(".pipe")
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(os.path.relpath(path))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["modules.json", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["named pipe", "pipe behind a link", "device", "socket"])
+def test_what_is_no_plain_file_is_refused(
+    model_folder: Path, tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and without opening it: a pipe that nobody writes to blocks for ever, /dev/zero never ends."""
+    monkeypatch.chdir(model_folder)
+    special(model_folder / name, kind)
+    said = kind.partition(" ")[0] if kind != "named pipe" else kind
+    with pytest.raises(SourceError, match=rf"{name}.*{said}"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 

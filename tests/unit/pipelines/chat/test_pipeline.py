@@ -132,12 +132,27 @@ def test_what_cannot_be_done_is_said_at_once() -> None:
 
 class TestTools:
     def test_a_template_without_tools(self) -> None:
+        """Clients offer tools without knowing the model: the answer is one without, and says so."""
         task = chat(tools=[WEATHER])
+        made = pipeline(GEMMA)
+        made.check(task)
+        (prompt,) = made.prompts(task)
+        assert prompt.ignored == ("tools",)
+        assert prompt.ids == made.prompts(chat())[0].ids
+        assert pipeline(GEMMA, tool_parser="hermes").prompts(task)[0].ignored == ()
+        assert made.prompts(chat(tools=[WEATHER], tool_choice="none"))[0].ignored == ()
+
+    @pytest.mark.parametrize("choice", ["required", "function"])
+    def test_a_call_that_is_demanded_of_a_template_without_tools(self, choice: Any) -> None:
+        """It cannot be had: refused, unless the operator has the demand ignored."""
+        task = chat(tools=[WEATHER], tool_choice=choice, tool_name=WEATHER.name)
         with pytest.raises(Unsupported, match="knows no tools") as caught:
             pipeline(GEMMA).check(task)
-        assert caught.value.param == "tools"
-        pipeline(GEMMA, tool_parser="hermes").check(task)
-        pipeline(GEMMA).check(chat(tools=[WEATHER], tool_choice="none"))
+        assert caught.value.param == "tool_choice"
+        lax = pipeline(GEMMA, ignore=frozenset({"tool_choice"}))
+        lax.check(task)
+        assert lax.tools_guide(task) is None
+        assert lax.prompts(task)[0].ignored == ("tools",)
 
     @pytest.mark.parametrize(
         ("fields", "kind", "words"),

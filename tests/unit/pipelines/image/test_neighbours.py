@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.core.batcher import Lane, LaneOptions
 from shoal.core.protocols import EngineFacts, Tensors
+from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.threads import Threads
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.image.budget import Budget

@@ -1,0 +1,208 @@
+"""The composition root: the one module that knows concrete classes. An exit stack owns everything it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.app.discovery import Discovery, offers_all
+from shoal.app.loader import ModelLoader
+from shoal.app.resources import OpeningResources, Queues
+from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_of, parse_served
+from shoal.cache import RowCaches
+from shoal.config import Loaded
+from shoal.config.settings import Settings
+from shoal.core.gateway import Gateway
+from shoal.core.lifecycle.lifecycle import Job, Lifecycle
+from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
+from shoal.core.registry import Registry
+from shoal.core.statistics import Counts
+from shoal.core.threads import Threads, usable_cores
+from shoal.errors import ShoalError
+from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.fetcher import Fetcher
+from shoal.http.openapi import OpenApi
+from shoal.models.address import Served
+from shoal.models.progress import Progress
+from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.observability.foreign_metrics import ProxyMetrics, Series, TeiMetrics
+from shoal.observability.metrics import LoopLag, PrometheusObserver
+from shoal.server.garbage_collection import settled
+from shoal.surfaces import Front, Options, Pictures, build_app, surfaces_of
+from shoal.types import ModelStats
+from shoal.web import Pages
+
+logger = logging.getLogger("shoal")
+
+PREPARE_THREADS = 2
+"""Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
+processors that the engine needs."""
+
+STATISTICS_S = 5.0
+"""Between two questions to backends for their statistics: Prometheus asks every 15 s or more."""
+
+
+@dataclass(slots=True)
+class Running:
+    """The gateway, and models that come up behind it."""
+
+    gateway: Gateway
+    observer: PrometheusObserver
+    loading: Sequence[Job]
+    asked: Sequence[asyncio.Event]
+    foreign: Sequence[Series]
+
+    def metrics(self) -> bytes:
+        """Shoal's own metrics, and those by other servers' names. It reads /proc: call it in a thread."""
+        return self.observer.render() + b"".join(each.render() for each in self.foreign)
+
+    async def wait_loaded(self) -> None:
+        """Return when every model is ready or has failed, and every server that offers models was asked for them once;
+        never raises for a model's sake."""
+        events = [*(job.over for job in self.loading), *self.asked]
+        await asyncio.gather(*(event.wait() for event in events))
+
+
+@dataclass(slots=True)
+class App(Running):
+    """A running Shoal: `asgi` answers from the start."""
+
+    asgi: Front
+
+
+@asynccontextmanager
+async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
+    """Start serving these addresses over HTTP. As `open_models` otherwise."""
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(open_models(loaded, served, progress))
+        gateway, observer = running.gateway, running.observer
+        await stack.enter_async_context(LoopLag(observer.lagged))
+        await stack.enter_async_context(settled(lambda: tuple(_states(gateway.registry))))
+        asking = asyncio.create_task(_ask_backends(gateway.registry, observer), name="statistics")
+        stack.push_async_callback(_cancelled, asking)
+        options = Options.of(loaded.settings, running.metrics, await _pictures(stack, loaded.settings))
+        surfaces = surfaces_of(options)
+        front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
+        yield App(gateway, observer, running.loading, running.asked, running.foreign, front)
+
+
+async def _pictures(stack: AsyncExitStack, settings: Settings) -> Pictures:
+    most = settings.image_max_mb * 2**20
+    fetcher = Fetcher(Allowed.parse(settings.image_hosts), max_bytes=most, seconds=settings.image_seconds)
+    stack.push_async_callback(fetcher.aclose)
+    return Pictures(fetcher, max_bytes=most)
+
+
+@asynccontextmanager
+async def open_models(
+    loaded: Loaded, served: Sequence[str], progress: Progress | None = None
+) -> AsyncIterator[Running]:
+    """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
+    everything is closed, and what runs on other servers is left there.
+
+    `progress` sees downloads and conversions, from threads.
+    Raises AddressError and ConfigError for what can be seen without loading a model.
+    """
+    settings = loaded.settings
+    registry, queues, caches = Registry(), Queues(), RowCaches(Path(settings.home))
+    observer = PrometheusObserver(
+        models=lambda: _states(registry),
+        queues=queues.lengths,
+        caches=caches.counts,
+        replicas=lambda: _replicas(registry),
+    )
+    foreign: list[Series] = [TeiMetrics(observer, queues.lengths)] if settings.tei_metrics else []
+    if settings.proxy_metrics:
+        foreign.append(ProxyMetrics(foreign[0] if foreign else observer, queues.lengths))
+    counts = Counts(foreign[-1] if foreign else observer, caches.counts)
+    async with AsyncExitStack() as stack:
+        comparing = _threads(stack, "compare", 1)
+        threads = _threads(stack, "prepare", PREPARE_THREADS)
+        pictures = _threads(stack, "pictures", await asyncio.to_thread(usable_cores))
+        plans = [
+            parse_served(loaded.meant(text)) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
+        ]
+        resources = OpeningResources(
+            loaded, counts, threads, caches=caches, queues=queues, pictures=pictures, progress=progress
+        )
+        stack.push_async_callback(resources.backends.aclose)
+        for name in _backends_of(loaded, plans):
+            await resources.backends[name].start()
+        loader = ModelLoader(resources)
+        stack.push_async_callback(caches.aclose)
+        lifecycle = Lifecycle(
+            registry,
+            loader,
+            max_loaded_models=settings.max_loaded_models,
+            max_loaded_bytes=settings.max_loaded_bytes,
+            keep_alive_s=settings.keep_alive_s,
+        )
+        gateway = Gateway(
+            registry,
+            counts,
+            lifecycle=lifecycle,
+            first_token_timeout_s=settings.first_token_timeout_s,
+            token_timeout_s=settings.token_timeout_s,
+            threads=comparing,
+        )
+        stack.push_async_callback(lifecycle.aclose)
+        jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not offers_all(plan)]
+        discoveries = [Discovery(plan.addresses[0], loader, lifecycle, registry) for plan in plans if offers_all(plan)]
+        for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):
+            task = asyncio.create_task(discovery.run(), name=f"discover {plan}")
+            stack.push_async_callback(_cancelled, task)
+        yield Running(gateway, observer, jobs, [discovery.looked for discovery in discoveries], foreign)
+
+
+def _threads(stack: AsyncExitStack, name: str, count: int) -> Threads:
+    made = Threads(name, count)
+    stack.callback(made.close)
+    return made
+
+
+def _backends_of(loaded: Loaded, plans: Sequence[Served]) -> list[str]:
+    """The backends that are begun before any model: those of models that are served, of tables, which may be loaded by
+    name later, and of the settings."""
+    schemes = {address.scheme for plan in plans for address in plan.addresses}
+    schemes |= {one.partition(":")[0] for table in loaded.models.values() for one in table.backends}
+    named = {backend_of(scheme) for scheme in schemes}
+    return [
+        name
+        for name in BACKENDS
+        if name in named or (name in FILE_BACKENDS and not backend_class(name).no_files(loaded.settings))
+    ]
+
+
+async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> None:
+    """Keep what backends say of themselves for the next scrape, which then waits for no other machine."""
+    while True:
+        await asyncio.sleep(STATISTICS_S)
+        told: list[tuple[str, int, ModelStats]] = []
+        for model in registry:
+            runner: object = model.runner
+            if isinstance(runner, Statistics):
+                try:
+                    told += [(model.name, number, stats) for number, stats in enumerate(await runner.statistics())]
+                except ShoalError:  # one that cannot be asked now is asked again soon
+                    continue
+                except Exception:  # as in `Discovery`: the others are asked all the same
+                    logger.exception("asking for the statistics of %s failed", model.name)
+        observer.backends = told
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _replicas(registry: Registry) -> list[tuple[str, ReplicaStatus]]:
+    runners: list[tuple[str, object]] = [(model.name, model.runner) for model in registry]
+    return [(name, each) for name, runner in runners if isinstance(runner, Replicated) for each in runner.replicas()]
+
+
+def _states(registry: Registry) -> list[tuple[str, str]]:
+    return [(model.name, model.state) for model in registry]

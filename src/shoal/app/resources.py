@@ -1,0 +1,222 @@
+"""What backends are offered to open models with: lanes, runners of generation, the store. Part of the composition
+root."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from shoal.backends import Backends
+from shoal.backends.base.backend import NO_SAMPLING, Target
+from shoal.backends.base.generation_options import generation_options
+from shoal.cache import RowCaches
+from shoal.config import SERVED_MODEL, Loaded
+from shoal.config.settings import PICTURES_TIMES, ModelTable
+from shoal.core.generation.runner import GenerationRunner
+from shoal.core.lifecycle.loading import Plan, Report
+from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, TextGenerator
+from shoal.core.scheduling.lane import Lane, LaneOptions
+from shoal.core.scheduling.planner import Limits
+from shoal.core.threads import Threads
+from shoal.errors import ConfigError
+from shoal.models.address import Address, Served, parse_source
+from shoal.models.progress import Progress
+from shoal.models.store import Store, Stored
+from shoal.types import Modality
+
+PROGRESS_S = 0.1
+"""Between two reports of bytes: more are more than anybody looks at."""
+
+
+def served_of(plan: Plan) -> Served:
+    """The names and addresses that a plan was made of, which are its payload."""
+    assert isinstance(plan.payload, Served)
+    return plan.payload
+
+
+class Queues:
+    """The lanes of the models that run."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Sequence[Lane]] = {}
+
+    def put(self, name: str, lanes: Sequence[Lane]) -> None:
+        self._lanes[name] = lanes
+
+    def forget(self, name: str) -> None:
+        self._lanes.pop(name, None)
+
+    def lengths(self) -> list[tuple[str, int, int]]:
+        """(model, items, tokens) that wait now, for the metrics."""
+        every = [(name, [lane.queued for lane in lanes]) for name, lanes in self._lanes.items()]
+        return [(name, sum(items for items, _ in each), sum(tokens for _, tokens in each)) for name, each in every]
+
+
+class OpeningResources:
+    """Resources of this process, as backends see them, and the backends over them.
+
+    `threads` prepare texts, `pictures` what is heavier (None: the same ones). `progress` sees downloads and
+    conversions, from threads.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        observer: Observer,
+        threads: Threads,
+        *,
+        caches: RowCaches,
+        queues: Queues,
+        pictures: Threads | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.store = Store(loaded.settings.home)
+        self.progress = progress or Progress()
+        self.backends = Backends(self)
+        self._caches = caches
+        self._queues = queues
+        self._observer = observer
+        self._threads = threads
+        self._pictures = pictures or threads
+        self._served: set[str] = set()
+
+    def forget(self, name: str) -> None:
+        """A model's runner is closed."""
+        self._queues.forget(name)
+        self._caches.close(name)
+
+    def table(self, name: str) -> ModelTable:
+        return self.loaded.table(name, served=name in self._served)
+
+    def serve(self, name: str) -> None:
+        """The process is started for the model of that name. Raises ConfigError where there is one, and the preset has
+        keys for one alone."""
+        self._served.add(name)
+        if self.loaded.served_model and len(self._served) > 1:
+            label = self.loaded.table_sources[SERVED_MODEL][next(iter(self.loaded.served_model))].label
+            raise ConfigError(
+                f"{label} is for one model, and {' and '.join(sorted(self._served))} are served: leave it out, and set "
+                f'{", ".join(self.loaded.served_model)} in [models."NAME"] of shoal.toml',
+                param=label,
+            )
+
+    def target(self, plan: Plan) -> Target:
+        """What a plan opens."""
+        served = served_of(plan)
+        return Target(
+            name=plan.name,
+            source=plan.source,
+            addresses=served.addresses,
+            settings=self.loaded.for_model(plan.name),
+            table=self.table(plan.name),
+            options=plan.options,
+            bare=served.bare,
+        )
+
+    async def source(self, target: Target) -> Address:
+        """The address of a model; for a bare name, that of the model in the store which has it: the one that came from
+        that address of the hub, else the newest of that name."""
+        address = target.addresses[0]
+        if not target.bare or address.revision:
+            return address
+        found = [one.manifest.address for one in await asyncio.to_thread(self.store.named, target.bare)]
+        return address if str(address) in found or not found else parse_source(found[0])
+
+    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
+        return await self.backends.of_address(address).prepare(target, address, report)
+
+    def reporter(self, report: Report) -> Progress:
+        return _Reporter(asyncio.get_running_loop(), report, self.progress)
+
+    def lane(self, target: Target, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
+        return self.lanes(target, {"text": (pipeline, engines)}, facts)["text"]
+
+    def lanes(
+        self, target: Target, parts: Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], facts: ModelFacts
+    ) -> dict[Modality, Lane]:
+        """A lane for each modality of a model, with one cache for all."""
+        name, settings = target.name, target.settings
+        limits = Limits(
+            settings.max_batch_size,
+            settings.max_batch_tokens,
+            settings.max_batch_ms,
+            settings.max_wait_time_ms,
+            settings.max_age_ms,
+        )
+        longer = replace(limits, max_batch_ms=settings.max_batch_ms * PICTURES_TIMES)
+        options = LaneOptions(
+            model=name,
+            limits=limits,
+            max_items=settings.max_queue_items,
+            max_queue_s=settings.max_queue_ms / 1000,
+            space=facts.space,
+            cache=self._caches.open(
+                name, settings, facts, "+".join(one[0].facts.precision for _, one in parts.values())
+            ),
+        )
+        lanes = {
+            modality: Lane(
+                pipeline,
+                engines,
+                replace(options, limits=longer) if modality == "image" else options,
+                threads=self._pictures if pipeline.work == "heavy" else self._threads,
+                observer=self._observer,
+            )
+            for modality, (pipeline, engines) in parts.items()
+        }
+        self._queues.put(name, list(lanes.values()))
+        return lanes
+
+    def generation(
+        self,
+        target: Target,
+        pipeline: ChatPipeline,
+        generators: Sequence[TextGenerator],
+        facts: ModelFacts,
+        recommended: Mapping[str, Any] = NO_SAMPLING,
+    ) -> GenerationRunner:
+        able = generators[0].facts
+        options = generation_options(target.name, target.settings, target.table, able, self._threads, recommended)
+        own = {"parameters": sorted(able.parameters), **pipeline.details}
+        return GenerationRunner(pipeline, generators, replace(facts, details={**facts.details, **own}), options)
+
+
+class _Reporter(Progress):
+    """Progress from a thread to a job's report on the loop, and to whoever else wants to see it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, also: Progress) -> None:
+        self._loop = loop
+        self._report = report
+        self._also = also
+        self._last = 0.0
+        self._lock = threading.Lock()
+
+    def fetched(self, what: str, done: int, total: int | None) -> None:
+        self._also.fetched(what, done, total)
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last < PROGRESS_S and done != total:
+                return
+            self._last = now
+        self._tell(f"downloading {what}", float(done), None if total is None else float(total))
+
+    def worked(self, stage: str, fraction: float) -> None:
+        self._also.worked(stage, fraction)
+        self._tell(stage, fraction=fraction)
+
+    def noted(self, line: str) -> None:
+        self._also.noted(line)
+
+    def _tell(
+        self, stage: str, done: float | None = None, total: float | None = None, fraction: float | None = None
+    ) -> None:
+        try:
+            self._loop.call_soon_threadsafe(partial(self._report, stage, done, total, fraction=fraction))
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            return

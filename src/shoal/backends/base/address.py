@@ -1,0 +1,58 @@
+"""What the addresses of servers have in common: `//host[:port][/path][#model]`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from shoal.errors import AddressError
+from shoal.models.address import Address
+from shoal.names import is_part
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_MODEL = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._:/+-]{0,191}")
+
+
+def parse_http(scheme: str, text: str) -> Address:
+    """`//host[:port][/path][#model]`, of a server over HTTP. Raises AddressError."""
+    place, model = split_url(scheme, text)
+    server, slash, path = place.partition("/")
+    path = path.rstrip("/")
+    if slash and path and not all(map(is_part, path.split("/"))):
+        raise AddressError(f"{scheme}:{text}: the path may hold ASCII letters, digits, '.', '_' and '-' alone")
+    if model and (not _MODEL.fullmatch(model) or {"", ".", ".."} & set(model.split("/"))):
+        raise AddressError(f"{scheme}:{text}: {model!r} does not name a model: write #MODEL as the server lists it")
+    target = authority(scheme, server) + (f"/{path}" if path else "")
+    return Address(scheme=scheme, target=target, model=model)
+
+
+def split_url(scheme: str, text: str) -> tuple[str, str]:
+    """`//place#model` in two. Raises AddressError, also for the parts of a URL that no address has."""
+    if not text.startswith("//"):
+        raise AddressError(f"{scheme}:{text}: write {scheme}://host:port#model")
+    place, hash_mark, model = text[2:].partition("#")
+    if hash_mark and not model:
+        raise AddressError(f"{scheme}:{text}: nothing follows the '#': name a model, or drop it for all of them")
+    if "@" in place:
+        raise AddressError(f"{scheme}: keys do not belong into an address, where logs show them: use the configuration")
+    if "?" in place or "%" in place:
+        raise AddressError(f"{scheme}:{text}: an address holds neither '?' nor '%'")
+    return place, model
+
+
+def authority(scheme: str, text: str) -> str:
+    """`host[:port]` in lower case; an IPv6 address stands in brackets. Raises AddressError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", text)
+    if match is None or not _is_host(match[1]) or not 1 <= int(match[2] or 1) <= 65535:
+        raise AddressError(f"{scheme}://{text}: {text!r} is not host or host:port")
+    return match[1].lower() + (f":{int(match[2])}" if match[2] else "")
+
+
+def _is_host(host: str) -> bool:
+    if not host.startswith("["):
+        return _HOST.fullmatch(host) is not None and ".." not in host
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True

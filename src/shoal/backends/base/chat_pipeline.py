@@ -1,0 +1,185 @@
+"""A language model's chat pipeline out of its files: tokenizer, chat template, special tokens, context.
+
+The files are those of the Hugging Face hub. Where several say the same, the order is that of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.config.settings import Settings
+from shoal.errors import ConfigError, ModelFileError
+from shoal.models.convert.contract.json_file import JsonFile, read_object
+from shoal.pipelines.chat.pipeline import ChatOptions, TextChatPipeline
+from shoal.pipelines.chat.template import ChatTemplate
+from shoal.pipelines.chat.vocabulary import Vocabulary
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MOST_CONTEXT = 1 << 30
+"""A tokenizer without a limit says a number beyond all contexts."""
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def chat_pipeline(
+    folder: Path | None,
+    settings: Settings,
+    *,
+    template: str | None = None,
+    adapters: Collection[str] = (),
+    context_tokens: int | None = None,
+    cuts: bool = False,
+) -> TextChatPipeline:
+    """The pipeline of the model whose tokenizer files are in `folder`; None: there are none. Blocks.
+
+    `template` is the chat template where neither the settings nor the files have one. `adapters` are LoRAs of the
+    model: they share its tokenizer and template. `context_tokens` goes before what the files say. `cuts`: the backend
+    cannot be told how long an answer may be. Raises
+    ModelFileError, with file and key, for broken files, and ConfigError for a broken chat template in the settings.
+    """
+    files = _Files(folder)
+    vocabulary = files.vocabulary()
+    templates = _from_settings(settings, files) or files.templates()
+    if not templates and template is not None:
+        templates = {"default": files.compiled(template)}
+    kind = settings.tool_call_parser
+    options = ChatOptions(
+        tool_parser=None if kind == "none" else kind,
+        reasoning=settings.reasoning_parser,
+        context_tokens=context_tokens or files.context_tokens(),
+        truncation=settings.prompt_truncation,
+        answer_tokens=settings.default_max_tokens,
+        cuts=cuts,
+        ignore=frozenset(settings.ignore_parameters),
+    )
+    default = templates.get("default") or next(iter(templates.values()), None)
+    return TextChatPipeline(vocabulary, default, options, tools_template=templates.get("tool_use"))
+
+
+def generation_sampling(folder: Path) -> dict[str, Any]:
+    """The sampling that generation_config.json recommends, by the names of Sampling's fields; what is neutral or not
+    said is not in it. Raises ModelFileError."""
+    found = read_object(folder, "generation_config.json")
+    if found is None:
+        return {}
+    made: dict[str, Any] = {}
+    if found.boolean("do_sample", True):
+        made = {key: found.number(key) for key in _SAMPLING_KEYS if found.data.get(key)}
+        if "top_k" in made:
+            made["top_k"] = found.integer("top_k")
+    penalty = found.number("repetition_penalty", 1.0)
+    return made if penalty == 1.0 else {**made, "repetition_penalty": penalty}
+
+
+class _Files:
+    """What a folder's files say. A file that is not there says nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._tokenizer = self._read(TOKENIZER_CONFIG)
+        self._config = self._read("config.json")
+        self._generation = self._read("generation_config.json")
+        self.special_tokens = _texts(self._read("special_tokens_map.json")) | _texts(self._tokenizer)
+
+    def vocabulary(self) -> Vocabulary | None:
+        if self._folder is None:
+            return None
+        bos = self.special_tokens.get("bos_token")
+        ends = [*_ids(self._generation), *_ids(self._config)]
+        eos = self.special_tokens.get("eos_token")
+        return Vocabulary(self._folder, TOKENIZER, bos_token=bos, eos_token=eos, eos_ids=ends)
+
+    def context_tokens(self) -> int | None:
+        text = self._config.data.get("text_config")
+        configs = [self._config.data, text if isinstance(text, dict) else {}]
+        told = [config.get(key) for config in configs for key in _CONTEXT_KEYS]
+        told.append(self._tokenizer.data.get("model_max_length"))
+        return next((int(each) for each in told if isinstance(each, int | float) and 0 < each < MOST_CONTEXT), None)
+
+    def templates(self) -> dict[str, ChatTemplate]:
+        """By name: "default", and "tool_use" where the model has one of its own for tools."""
+        if self._folder is None:
+            return {}
+        made: dict[str, ChatTemplate] = {}
+        for file, key, name, source in [*self._in_files(self._folder), *self._in_json()]:
+            if name not in made:
+                try:
+                    made[name] = self.compiled(source)
+                except ConfigError as error:
+                    why = f"{error.message}; give the model another one with chat_template"
+                    raise ModelFileError(why, file=file, key=key) from error
+        return made
+
+    def compiled(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, special_tokens=self.special_tokens)
+
+    def _in_files(self, folder: Path) -> list[tuple[str, str | None, str, str]]:
+        named = {"default": "chat_template.jinja"}
+        more = folder / "additional_chat_templates"
+        named |= {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
+        return [
+            (file, None, name, _text_file(folder / file, file))
+            for name, file in named.items()
+            if (folder / file).is_file()
+        ]
+
+    def _in_json(self) -> list[tuple[str, str | None, str, str]]:
+        """A text, or a list of templates with their names."""
+        made: list[tuple[str, str | None, str, str]] = []
+        for file in (self._read("chat_template.json"), self._tokenizer):
+            value = file.data.get("chat_template")
+            entries = value if isinstance(value, list) else [] if value is None else [{"template": value}]
+            for entry in entries:
+                source = entry.get("template") if isinstance(entry, dict) else None
+                if not isinstance(source, str):
+                    raise file.refuse("chat_template", "must be a text, or a list of objects with name and template")
+                made.append((file.name, "chat_template", str(entry.get("name", "default")), source))
+        return made
+
+    def _read(self, name: str) -> JsonFile:
+        found = read_object(self._folder, name) if self._folder is not None else None
+        return found or JsonFile(name, {})
+
+
+def _from_settings(settings: Settings, files: _Files) -> dict[str, ChatTemplate]:
+    if settings.chat_template is None:
+        return {}
+    path = Path(settings.chat_template).expanduser()
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template: {path} cannot be read as text: {error}", param="chat_template") from error
+    try:
+        return {"default": files.compiled(source)}
+    except ConfigError as error:
+        raise ConfigError(f"chat_template: {path}: {error.message}", param="chat_template") from error
+
+
+def _text_file(path: Path, file: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"is not UTF-8: {error}", file=file) from error
+
+
+def _texts(file: JsonFile) -> dict[str, str]:
+    """The special tokens: each a text, or an object with its text as `content`."""
+    made: dict[str, str] = {}
+    for name, value in file.data.items():
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(text, str):
+            made[name] = text
+    return made
+
+
+def _ids(file: JsonFile) -> list[int]:
+    value = file.data.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    for each in values:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+            raise file.refuse("eos_token_id", f"must be a token id or a list of them, not {value!r}")
+    return values

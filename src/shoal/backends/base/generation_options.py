@@ -1,0 +1,46 @@
+"""The settings of one language model, as its runner takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shoal.backends.base.backend import NO_SAMPLING
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.generation.runner import PATIENCE_S, GenerationOptions
+from shoal.core.generation.sampling import CUT_HERE, OF_IDS, defaults_of
+from shoal.core.protocols import GeneratorFacts
+from shoal.core.threads import Threads
+from shoal.errors import ConfigError
+from shoal.types import Sampling
+
+
+def generation_options(
+    name: str,
+    settings: Settings,
+    table: ModelTable,
+    facts: GeneratorFacts,
+    threads: Threads,
+    recommended: Mapping[str, Any] = NO_SAMPLING,
+) -> GenerationOptions:
+    """`recommended`: sampling that the model's own files ask for, below the table's. Raises ConfigError for sampling
+    defaults that are none."""
+    able = facts.parameters | CUT_HERE | (OF_IDS if facts.gives == "ids" else frozenset())
+    where = f'[models."{name}".sampling]'
+    try:
+        defaults = defaults_of({**recommended, **table.sampling}, able, name)
+    except KeyError as error:
+        known = ", ".join(Sampling.__struct_fields__)
+        raise ConfigError(f"{where}: {error.args[0]!r} is no sampling field; there are {known}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return GenerationOptions(
+        model=name,
+        sampling=defaults,
+        default_max_tokens=settings.default_max_tokens,
+        ignore=frozenset(settings.ignore_parameters),
+        threads=threads,
+        patience_s=min(PATIENCE_S, settings.first_token_timeout_s * 0.9),
+    )

@@ -1,0 +1,37 @@
+"""The width of a model's vectors: one that changes is that of another model, and no vector of it may be served."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.backends.base.presence import Presence
+from shoal.errors import UpstreamFailed
+from shoal.types import Vectors
+
+TINY = 1e-12
+
+
+def check_width(presence: Presence, found: int, expected: int, where: str) -> None:
+    """Raise UpstreamFailed for vectors of another width than the server's model has: it is out of service then, until
+    it is admitted again."""
+    if found == expected:
+        return
+    error = UpstreamFailed(
+        f"the server at {where} answered vectors of {found} numbers instead of {expected}: it is another model; serve"
+        " it under a name of its own, or load the model again"
+    )
+    if presence.ready:  # others may have a replica that is right; this one is asked before it serves again
+        presence.lost(error)
+    raise error
+
+
+def cut(rows: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:
+    """Rows of `dimensions`, of a server that does not cut them itself: as those do that can."""
+    if dimensions is None or rows.shape[1] <= dimensions:
+        return rows
+    rows = np.ascontiguousarray(rows[:, :dimensions])
+    if not normalize:
+        return rows
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: Vectors = np.divide(rows, np.maximum(norms, np.float32(TINY)))
+    return found

@@ -1,0 +1,413 @@
+"""A scripted model, shipped so that anybody can try overload, failure and cancellation without a real one.
+
+Its vector is a function of the words that the engine received, computed from the padded tensors: a row that went to
+the wrong caller, lost its mask or its order shows at once (`vector_of` says what the right one is). Its generation
+repeats the words of the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from shoal.core.protocols import (
+    CostModel,
+    EngineFacts,
+    GeneratorFacts,
+    Piece,
+    Prepared,
+    Prompt,
+    Row,
+    Tensors,
+    VectorSet,
+    Work,
+)
+from shoal.errors import (
+    AddressError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    InvalidValue,
+    NotFinite,
+    OutOfMemory,
+    ShoalError,
+    TooLong,
+    TransportFailed,
+)
+from shoal.types import (
+    Array,
+    Batched,
+    Context,
+    Embed,
+    Image,
+    Item,
+    Modality,
+    Sampling,
+    SparseVector,
+    TokenLogprob,
+    VectorKind,
+)
+
+MAX_TOKENS = 512
+BATCHES_KEPT = 4096
+RANGES: Mapping[str, tuple[float, float]] = {
+    "delay_ms": (0, 3_600_000),
+    "token_us": (0, 1_000_000),
+    "slots": (1, 256),
+    "parallel": (0, 256),
+    "dimension": (1, 65_536),
+    "max_batch_size": (1, 65_536),
+    "padded": (0, 1),
+    "memory_tokens": (0, 2**31),
+    "token_ms": (0, 3_600_000),
+    "labels": (0, 65_536),
+    "images": (0, 1),
+}
+"""The least and the most of each number: beyond them a script costs memory and time, and shows nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeScript:
+    """What the model does; every field can be given in its address, as in `fake:delay_ms=5:slots=2`.
+
+    `delay_ms` a batch and `token_us` a padded token are its speed; `parallel` as in EngineFacts. A batch holding the
+    word `poison` fails without a reason, one holding `reject` is refused by name, `nan` makes its row NaN. Batches of
+    more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words. `vectors`: the
+    kinds that it gives, joined by "+". `labels` above 0 makes it a classifier of so many labels, a reranker where it is
+    one, instead of a model that embeds and talks. `images` 1: it takes pictures too, each of which is one word, see
+    `word_of`; their bytes are not looked at.
+    """
+
+    delay_ms: float = 0.0
+    token_us: float = 0.0
+    slots: int = 1
+    parallel: int = 0
+    dimension: int = 32
+    max_batch_size: int = 64
+    padded: int = 1
+    memory_tokens: int = 0
+    poison: str = "poison-item"
+    reject: str = "reject-item"
+    nan: str = "nan-item"
+    token_ms: float = 0.0
+    vectors: str = "dense"
+    labels: int = 0
+    images: int = 0
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return ("text", "image") if self.images else ("text",)
+
+    @property
+    def kinds(self) -> tuple[VectorKind, ...]:
+        return tuple(kind for kind in get_args(VectorKind) if kind in self.vectors.split("+"))
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(f"LABEL_{number}" for number in range(self.labels))
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> FakeScript:
+        """From an address's options. Raises AddressError naming the option."""
+        kinds = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, text in options.items():
+            if key not in kinds:
+                raise AddressError(f"fake: unknown option {key!r}; it takes {', '.join(kinds)}")
+            try:
+                values[key] = kinds[key](text)
+            except ValueError:
+                raise AddressError(f"fake: {key}={text!r} is not a number") from None
+            if key in RANGES and not RANGES[key][0] <= values[key] <= RANGES[key][1]:
+                least, most = RANGES[key]
+                raise AddressError(f"fake: {key} must be between {least} and {most} (got {text})")
+        if unknown := set(str(values.get("vectors", "dense")).split("+")) - set(get_args(VectorKind)):
+            raise AddressError(f"fake: vectors={unknown.pop()!r} is none of {', '.join(get_args(VectorKind))}")
+        return cls(**values)
+
+
+def word_id(word: str) -> int:
+    """The token of a word: 31 bits of its hash, never 0."""
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % (2**31 - 1) + 1
+
+
+def vector_of(ids: Sequence[int], dimension: int) -> Array:
+    """The vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
+    seed = np.asarray(ids, dtype="<i8").tobytes()
+    digest = hashlib.shake_128(seed).digest(dimension)
+    return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
+
+
+def word_of(picture: Image) -> str:
+    """The word that a picture is to the fake model: of its bytes."""
+    return f"picture-{hashlib.sha256(picture.data).hexdigest()}"
+
+
+def tokens_of(item: Item) -> list[int]:
+    """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
+    if isinstance(item, Image):
+        item = word_of(item)
+    if isinstance(item, tuple):
+        item = " | ".join(item)
+    return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
+
+
+def scores_of(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
+    """The scores of a token sequence, float32 [labels]: `vector_of` its ids, scaled to -4..4, as they are, or under a
+    sigmoid (one label) or a softmax."""
+    logits: Array = (vector_of(ids, labels) - 128) / 32
+    if raw:
+        return logits
+    if labels == 1:
+        powers = np.exp(-logits)
+        scores: Array = 1 / (1 + powers)
+        return scores
+    powers = np.exp(logits)
+    scores = powers / powers.sum()
+    return scores
+
+
+class FakePipeline:
+    """Words are tokens. Cuts at MAX_TOKENS, checks dimensions, normalises when asked.
+
+    Its sparse vector counts each word, its multi-vector is the unit vector of each word alone, its token vectors the
+    same before they are scaled.
+    """
+
+    def __init__(self, script: FakeScript) -> None:
+        self._dimension = script.dimension
+        self._labels = script.labels
+
+    @property
+    def work(self) -> Work:
+        return "usual"
+
+    def check(self, task: Batched) -> None:
+        most = self._dimension
+        if isinstance(task, Embed) and task.dimensions is not None and not 1 <= task.dimensions <= most:
+            raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
+
+    def estimate(self, item: Item) -> int:
+        if isinstance(item, Image):
+            return 1
+        if isinstance(item, list):
+            return len(item)
+        size = len(item) if isinstance(item, str) else sum(map(len, item))
+        return min(size // 3, MAX_TOKENS) + 1
+
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        return [self._prepare(task, item) for task, item in items]
+
+    def _prepare(self, task: Batched, item: Item) -> Prepared | ShoalError:
+        ids = tokens_of(item)
+        if any(not 0 < token < 2**31 for token in ids):
+            return InvalidValue("token ids must be between 1 and 2147483647", param="input")
+        if len(ids) > MAX_TOKENS and task.truncate is False:
+            return TooLong(f"the input has {len(ids)} tokens, the model takes at most {MAX_TOKENS}", param="input")
+        kept = (ids[:MAX_TOKENS] if task.truncation_direction == "right" else ids[-MAX_TOKENS:]) or [word_id("")]
+        asked: Any = task.raw_scores if not isinstance(task, Embed) else _Vectors.asked(task)
+        return Prepared(
+            tensors={"ids": np.asarray(kept, dtype=np.int64)},
+            cost=len(kept),
+            group=(),
+            outputs=("embedding",),
+            tokens=min(len(ids), MAX_TOKENS),
+            truncated=len(ids) > MAX_TOKENS,
+            key=(tuple(kept), asked),
+            extra=asked,
+        )
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        length = max(item.cost for item in batch)
+        ids = np.zeros((len(batch), length), dtype=np.int64)
+        for row, item in zip(ids, batch, strict=True):
+            row[: item.cost] = item.tensors["ids"]
+        return {"ids": ids}
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError]:
+        rows: list[Row | ShoalError] = []
+        for row, item in zip(outputs["embedding"], batch, strict=False):
+            if not np.isfinite(row).all():
+                rows.append(NotFinite("the model answered NaN for this input"))
+            elif isinstance(item.extra, _Vectors):
+                rows.append(item.extra.of(row, item.tensors["ids"].tolist()))
+            else:
+                rows.append(scores_of(item.tensors["ids"].tolist(), self._labels, raw=item.extra))
+        return rows
+
+
+class _Vectors(NamedTuple):
+    """What a task asks of its vectors."""
+
+    dimensions: int | None
+    normalize: bool
+    kinds: tuple[VectorKind, ...]
+
+    @classmethod
+    def asked(cls, task: Embed) -> _Vectors:
+        return cls(task.dimensions, task.normalize, task.outputs)
+
+    def of(self, row: Array, ids: list[int]) -> Row:
+        cut = row[: self.dimensions]
+        dense = cut / max(float(np.linalg.norm(cut)), 1e-12) if self.normalize else cut
+        if self.kinds == ("dense",):
+            return dense
+        words = np.stack([vector_of([word], row.shape[0]) for word in ids])
+        indices, counts = np.unique(np.asarray(ids, dtype=np.int32), return_counts=True)
+        return VectorSet(
+            dense=dense if "dense" in self.kinds else None,
+            tokens=words if "tokens" in self.kinds else None,
+            sparse=SparseVector(indices, counts.astype(np.float32)) if "sparse" in self.kinds else None,
+            multi=words / np.linalg.norm(words, axis=1, keepdims=True) if "multi" in self.kinds else None,
+        )
+
+
+class FakeEngine:
+    """Computes `vector_of` of each unpadded row after the scripted time.
+
+    `online` and `broken` are switches for whoever tries a failure; `batches` keeps the (items, length) of each call.
+    """
+
+    def __init__(self, script: FakeScript, name: str = "fake") -> None:
+        self.online = True
+        self.broken = False
+        self.batches: deque[tuple[int, int]] = deque(maxlen=BATCHES_KEPT)
+        self.running = 0
+        self.cancelled = 0
+        self._script = script
+        self._cores = asyncio.Semaphore(script.parallel or script.slots)
+        self._words = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
+        self._facts = EngineFacts(
+            name=name,
+            inputs=("ids",),
+            outputs=("embedding",),
+            slots=script.slots,
+            parallel=script.parallel,
+            max_batch_size=script.max_batch_size,
+            padded=bool(script.padded),
+            length_buckets=(4, 8, 16, 32, 64, 128, 256, 512),
+            cost=CostModel(max(script.delay_ms / 1e3, 1e-5), max(script.token_us / 1e6, 1e-9)),
+        )
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def ready(self) -> bool:
+        return self.online
+
+    async def aclose(self) -> None:
+        self.online = False
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        ids = inputs["ids"]
+        self.batches.append((ids.shape[0], ids.shape[1]))
+        if self.running >= self._script.slots:
+            raise EngineFailed("more batches than slots")
+        self.running += 1
+        try:
+            seconds = self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * ids.size
+            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
+                async with self._cores:
+                    await asyncio.sleep(seconds)
+        except TimeoutError:
+            raise DeadlineExceeded("the engine did not answer in time") from None
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        self._fail_as_scripted(ids)
+        rows = np.stack([vector_of(row[row > 0].tolist(), self._script.dimension) for row in ids])
+        rows[(ids == self._words["nan"]).any(axis=1)] = np.nan
+        return {"embedding": rows}
+
+    def _fail_as_scripted(self, ids: Array) -> None:
+        if not self.online:
+            raise TransportFailed("the replica is gone")
+        if self.broken or (ids == self._words["poison"]).any():
+            raise EngineFailed("the engine failed and does not say why")
+        if (ids == self._words["reject"]).any():
+            raise InputRejected("the engine refused an input")
+        if self._script.memory_tokens and ids.size > self._script.memory_tokens:
+            raise OutOfMemory(f"{ids.size} tokens do not fit")
+
+
+CONVERSATION = "{{ messages[-1].content }}"
+"""The chat template of a fake model: it hears the last message alone."""
+
+HONOURED = frozenset(
+    {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}
+    | {"logit_bias", "logprobs"}
+)
+
+
+class FakeTalker:
+    """Repeats the prompt's words, one piece a word, up to `max_tokens`; round and round where `min_tokens` asks for
+    more than it has. The word `poison` fails there without a reason, a prompt holding `reject` is refused.
+
+    The log probability of the word at `i` is -i / 10. `produced` and `closed` count what readers caused, `running` the
+    answers in flight; `online` is a switch for whoever tries a failure.
+    """
+
+    def __init__(self, script: FakeScript, name: str = "fake") -> None:
+        self.online = True
+        self.produced = 0
+        self.closed = 0
+        self.running = 0
+        self._script = script
+        self._facts = GeneratorFacts(name=name, parameters=HONOURED, adapters=("loud",))
+
+    @property
+    def facts(self) -> GeneratorFacts:
+        return self._facts
+
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
+    ) -> AsyncGenerator[Piece]:
+        words = (prompt.text.upper() if adapter == "loud" else prompt.text).split() or [""]
+        if self._script.reject in words:
+            raise InputRejected("the model refused the prompt")
+        most = max(len(words), sampling.min_tokens or 0)
+        count = most if sampling.max_tokens is None else min(most, sampling.max_tokens)
+        self.running += 1
+        try:
+            for at in range(count):
+                await self._pause(ctx)
+                word = words[at % len(words)]
+                if word == self._script.poison:
+                    raise EngineFailed("the model failed and does not say why")
+                self.produced += 1
+                text = f" {word}" if at else word
+                told = () if sampling.logprobs is None else (_logprob(text, at, sampling.logprobs),)
+                reason = None if at < count - 1 else "stop" if count == most else "length"
+                yield Piece(text=text, tokens=1, prompt_tokens=len(words), finish_reason=reason, logprobs=told)
+        finally:
+            self.running -= 1
+            self.closed += 1
+
+    async def _pause(self, ctx: Context) -> None:
+        if not self.online:
+            raise TransportFailed("the replica is gone")
+        if ctx.remaining(asyncio.get_running_loop().time()) <= 0:
+            raise DeadlineExceeded("the stream ran past its deadline")
+        await asyncio.sleep(self._script.token_ms / 1e3)
+
+    def ready(self) -> bool:
+        return self.online
+
+    async def aclose(self) -> None:
+        self.online = False
+
+
+def _logprob(text: str, at: int, count: int) -> TokenLogprob:
+    top = [TokenLogprob(token=f"{text}{number or ''}", logprob=-(at + number) / 10) for number in range(count)]
+    return TokenLogprob(token=text, logprob=-at / 10, top=top)

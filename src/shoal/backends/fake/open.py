@@ -1,0 +1,46 @@
+"""Scripted models, put together."""
+
+from __future__ import annotations
+
+from shoal.backends.base.backend import Resources, Target
+from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.backends.fake.model import CONVERSATION, FakeEngine, FakePipeline, FakeScript, FakeTalker
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.protocols import ModelFacts, Runner
+from shoal.core.routing import ByTask
+from shoal.specs import ContrastSpec
+from shoal.types import TaskKind
+
+
+def open_fake(target: Target, resources: Resources) -> Runner:
+    """A replica for each address; the script of the first says what the model does. Raises AddressError."""
+    scripts = [FakeScript.parse(dict(address.options)) for address in target.addresses]
+    script = scripts[0]
+    engines = [FakeEngine(one, f"fake-{number}") for number, one in enumerate(scripts)]
+    talkers = [FakeTalker(one, f"fake-{number}") for number, one in enumerate(scripts)]
+    if script.labels:
+        tasks: tuple[TaskKind, ...] = ("rerank", "classify") if script.labels == 1 else ("classify",)
+        scores = ModelFacts(
+            source="fake",
+            backend="fake",
+            tasks=tasks,
+            max_input_tokens=512,
+            vectors=(),
+            labels=script.label_names,
+            modalities=script.modalities,
+        )
+        return BatchedRunner(resources.lane(target, FakePipeline(script), engines, scores), scores)
+    embeds = ModelFacts(
+        source="fake",
+        backend="fake",
+        tasks=("embed",),
+        dimension=script.dimension,
+        max_input_tokens=512,
+        vectors=script.kinds,
+        modalities=script.modalities,
+        contrast=ContrastSpec(scale=10.0) if script.images else None,
+    )
+    talks = ModelFacts(source="fake", backend="fake", tasks=("generate",), adapters=talkers[0].facts.adapters)
+    pipeline = chat_pipeline(None, target.settings, template=CONVERSATION)
+    lane = resources.lane(target, FakePipeline(script), engines, embeds)
+    return ByTask([BatchedRunner(lane, embeds), resources.generation(target, pipeline, talkers, talks)])

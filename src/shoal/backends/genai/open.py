@@ -1,0 +1,154 @@
+"""Language models that run on this machine, put together: files in the store, a chat pipeline, a generator, and the
+facts to show."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.protocols import ChatPipeline, GeneratorFacts, ModelFacts
+from shoal.errors import AddressError, ConfigError
+from shoal.models.gguf import read_gguf
+from shoal.models.gguf_support import check as check_support
+from shoal.models.gguf_support import rounded_kinds
+from shoal.models.manifest import GenerationSpec
+from shoal.models.store import Stored
+
+logger = logging.getLogger("shoal.llm")
+
+IR_DETAILS = "openvino_config.json"
+"""What optimum writes of how it exported a model, its quantisation above all."""
+
+_QUANTISED = re.compile(r"(?<![a-z0-9])(?:q[4-8]_[0-9k](?:_[sml])?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
+"""How weights are kept, as names of GGUF files say it."""
+
+
+def kind_of(stored: Stored) -> Literal["embed", "generate"]:
+    """What a model in the store is for."""
+    return "embed" if stored.manifest.generation is None else "generate"
+
+
+async def open_llm(
+    name: str, stored: Stored, settings: Settings, table: ModelTable
+) -> tuple[ChatPipeline, GenaiGenerator, ModelFacts]:
+    """Open a language model of the store; its generator has made a token then.
+
+    Raises SetupError, and OutOfMemory or Crashed when it is too large for this machine.
+    """
+    spec = stored.manifest.generation
+    if spec is None:
+        raise AddressError(f"{name}: {stored.manifest.address} embeds and does not generate: name a language model")
+    if table.adapters:
+        raise ConfigError(
+            f'[models."{name}".adapters]: models on this machine take no LoRAs; merge it into the model before it is '
+            "exported, or serve it with a server that has them"
+        )
+    rounded = await asyncio.to_thread(_rounded_weights, stored, spec)
+    generator = await start_generator(model_path(stored, spec), name=name, options=_options(spec, settings, table))
+    try:
+        pipeline = await asyncio.to_thread(
+            chat_pipeline, stored.path, settings, context_tokens=generator.facts.context_tokens
+        )
+    except BaseException:
+        await generator.aclose()
+        raise
+    if rounded:
+        logger.warning(
+            "%s: the engine rounds the minima of %s weights, so that their error is 1.4 times as large; files in Q4_0, "
+            "Q6_K, Q8_0 and F16 are computed exactly",
+            name,
+            " and ".join(rounded),
+        )
+    details = {"max_streams": settings.max_streams, **generator.facts.details}
+    if rounded:
+        details["rounded_weights"] = rounded
+    return pipeline, generator, _facts(stored, spec, generator.facts, details)
+
+
+def _rounded_weights(stored: Stored, spec: GenerationSpec) -> list[str]:
+    """Kinds of weights in a GGUF file that the engine rounds. Raises ModelFileError for a file that it would compute
+    differently: it may have been stored before that was known."""
+    if spec.format != "gguf":
+        return []
+    model = read_gguf(stored.graph)
+    check_support(model)
+    return rounded_kinds(model)
+
+
+def model_path(stored: Stored, spec: GenerationSpec) -> Path:
+    """What the generator opens: the folder of an OpenVINO graph, or a GGUF file."""
+    return stored.graph.parent if spec.format == "ir" else stored.graph
+
+
+def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> GenaiOptions:
+    precision = settings.precision
+    if precision == "fp16" or precision == "int8":  # noqa: PLR1714 - the checker understands this form alone
+        precision = "auto"  # both are ways to store an embedder; a language model's author has decided how it is stored
+    return GenaiOptions(
+        precision=precision,
+        threads=settings.threads,
+        max_streams=settings.max_streams,
+        kv_cache_mb=settings.kv_cache_mb,
+        kv_cache_precision=settings.kv_cache_precision,
+        dynamic_quantization=settings.dynamic_quantization,
+        prefix_caching=settings.prefix_caching,
+        context_tokens=table.context_tokens or _least(table.for_language_model.context_tokens, spec.context_tokens),
+        stop_ids=spec.stop_ids,
+        vocab_size=spec.vocab_size,
+        cache_heads=spec.cache_heads,
+    )
+
+
+def _least(*limits: int | None) -> int | None:
+    """A limit for every model is never above the model's own."""
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _facts(stored: Stored, spec: GenerationSpec, able: GeneratorFacts, of_run: dict[str, Any]) -> ModelFacts:
+    manifest = stored.manifest
+    details: dict[str, Any] = {
+        "parameters": manifest.parameters,
+        "graph": manifest.conversion,
+        "architecture": spec.architecture,
+        **of_run,
+    }
+    return ModelFacts(
+        id=manifest.id,
+        source=manifest.source,
+        backend="genai",
+        tasks=("generate",),
+        precision=_precision(stored, spec) or str(able.details["precision"]),
+        space=_space(manifest.weights),
+        revision=manifest.revision,
+        verified="made a token when it was loaded",
+        context_tokens=able.context_tokens,
+        details=details,
+    )
+
+
+def _precision(stored: Stored, spec: GenerationSpec) -> str:
+    """How the weights are kept, where the files say so: int4, int8, or the name of a GGUF's quantisation."""
+    if spec.format == "gguf":
+        found = _QUANTISED.search(stored.graph.stem)
+        return found[0].upper() if found else ""
+    try:
+        written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):  # it is there for show alone
+        return ""
+    quantised = written.get("quantization_config") if isinstance(written, dict) else None
+    bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    return f"int{bits}" if isinstance(bits, int) else ""
+
+
+def _space(weights: dict[str, str]) -> str:
+    """16 hex digits that are equal for equal weights."""
+    return hashlib.sha256(msgspec.json.encode(sorted(weights.values()))).hexdigest()[:16]

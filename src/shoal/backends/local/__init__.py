@@ -1,0 +1,97 @@
+"""This machine: models of files, fetched into the store and run by an engine of this process, or, where they generate,
+by one in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shoal.backends.base.backend import Backend, Target
+from shoal.config.settings import Settings
+from shoal.core.lifecycle.loading import Entry, Report
+from shoal.core.protocols import Runner
+from shoal.errors import AddressError
+from shoal.models.address import Address
+from shoal.models.store import Stored
+
+
+class LocalBackend(Backend):
+    name = "local"
+
+    @classmethod
+    def no_files(cls, settings: Settings) -> str:
+        return ""
+
+    async def open(self, target: Target, report: Report) -> Runner:
+        addresses = target.addresses
+        if len(addresses) == 1:
+            addresses = (await self.resources.source(target),)
+        stored = await self.prepare(target, addresses[0], report)
+        if stored.manifest.generation is not None:
+            if len(addresses) > 1:
+                raise AddressError(f"{target.name}: a local language model has one address: it batches by itself")
+            return await self._open_llm(target, stored)
+        if stored.manifest.image is not None:
+            return await self._open_towers(target, addresses, report)
+        from shoal.backends.local.open import open_local
+        from shoal.core.lane_runner import BatchedRunner
+
+        progress = self.resources.reporter(report)
+        local = await open_local(target.name, addresses, target.settings, progress, table=target.table)
+        lane = self.resources.lane(target, local.pipeline, local.engines, local.facts)
+        return BatchedRunner(lane, local.facts, local.codec)
+
+    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
+        from shoal.backends.local.open import prepared
+
+        return await prepared(address, target.settings, self.resources.reporter(report))
+
+    async def entries(self) -> list[Entry]:
+        return await asyncio.to_thread(self._entries)
+
+    async def remove(self, name: str) -> bool:
+        from shoal.models.open_clip_names import of_pair
+
+        store = self.resources.store
+        # The files of a pair of open_clip's names are its repository's.
+        kept_as = name if self.resources.loaded.meant(name) != name else of_pair(name) or name
+        found = await asyncio.to_thread(store.named, kept_as)
+        for one in found:
+            await asyncio.to_thread(store.remove, one)
+        return bool(found)
+
+    def _entries(self) -> list[Entry]:
+        return [
+            Entry(
+                name=one.manifest.id,
+                source=one.manifest.address,
+                backend=self.name,
+                size=one.size,
+                created=one.manifest.created,
+                digest=one.manifest.digest,
+            )
+            for one in self.resources.store.entries()
+        ]
+
+    async def _open_towers(self, target: Target, addresses: Sequence[Address], report: Report) -> Runner:
+        from shoal.backends.local.open_dual_encoder import open_towers
+        from shoal.core.dual_encoder import TowersRunner
+
+        stored = [await self.prepare(target, address, report) for address in addresses]
+        towers = await open_towers(target.name, stored, target.settings, target.table)
+        return TowersRunner(self.resources.lanes(target, towers.parts, towers.facts), towers.facts, towers.codec)
+
+    async def _open_llm(self, target: Target, stored: Stored) -> Runner:
+        from shoal.backends.base.chat_pipeline import generation_sampling
+        from shoal.backends.genai.open import open_llm
+
+        recommended = await asyncio.to_thread(generation_sampling, stored.path)
+        pipeline, generator, facts = await open_llm(target.name, stored, target.settings, target.table)
+        try:
+            return self.resources.generation(target, pipeline, [generator], facts, recommended)
+        except BaseException:  # the table asks for sampling that there is not: its process is nobody's then
+            await generator.aclose()
+            raise
+
+
+BACKEND = LocalBackend

@@ -1,0 +1,7 @@
+"""Addresses of files, which this machine runs itself."""
+
+from __future__ import annotations
+
+from shoal.models.address import FILE_SCHEMES
+
+SCHEMES = FILE_SCHEMES

@@ -1,0 +1,242 @@
+"""From a graph's file to compiled OpenVINO models: quiet, in the precision asked for or found to agree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from shoal.backends.local.errors import essence
+from shoal.backends.local.options import EngineOptions, arithmetic, layout
+from shoal.backends.local.precision import Checked, affordable, compare, judged
+from shoal.backends.local.tensor_inputs import Port, checked
+from shoal.core.protocols import Tensors
+from shoal.core.threads import usable_cores
+from shoal.errors import ConfigError, MissingExtra, ModelFileError
+from shoal.once import once
+from shoal.types import Array, digest_of
+
+Precision: TypeAlias = Literal["f32", "bf16"]
+
+WIDE_MOST_BYTES = 256 * 2**20
+"""Above this size of graph the wide lane's own copy of the weights costs more memory than a lone user's latency is
+worth."""
+
+QUANTIZED_GROUP = 128
+"""Numbers of a token that share a scale, where weights are int8: measured with all-MiniLM-L6-v2, 1.3 times the speed of
+bf16 at a mean cosine of 0.9988 to f32; 32 is as slow as bf16, 384 a tenth faster at twice the error."""
+
+WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Values of ONEDNN_MAX_CPU_ISA under which no kernel multiplies in bf16."""
+
+KERNELS_KEPT = 100_000
+"""Kernels that each stream keeps: more than the buckets can ask for, so that none is ever made twice."""
+
+
+def runtime() -> Any:
+    """The `openvino` package. The only place where Shoal imports it.
+
+    Importing it sends an event to its vendor's analytics, from a child process, unless the package that sends is
+    absent; so that one is made absent first, and openvino uses the silent stand-in that it has for this case.
+
+    Raises MissingExtra.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError:
+        raise MissingExtra("the engine openvino", "local") from None
+    warm_up()
+    return openvino
+
+
+@once
+def warm_up() -> None:
+    """Use once, in one thread, every part of OpenVINO's bindings that Shoal uses.
+
+    They keep Python objects in static variables of C++. A thread that fills one holds the variable's guard and may give
+    up the interpreter's lock meanwhile; another thread that reaches the same variable waits for the guard with that
+    lock held, and no thread of the process ever runs again.
+    """
+    import numpy as np
+    import openvino
+
+    for kind in (openvino.Type.i64, openvino.Type.i32, openvino.Type.boolean, openvino.Type.f16, openvino.Type.f32):
+        kind.to_dtype()
+    given = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
+    core = openvino.Core()
+    core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    core.get_versions("CPU")
+    model = openvino.Model([openvino.op.Result(given.output(0))], [given], "warm-up")
+    request = core.compile_model(model, "CPU", {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}).create_infer_request()
+    request.set_callback(lambda _: None, None)
+    for array in (np.zeros(1, np.float32), np.zeros(2, np.float32)):
+        request.set_input_tensor(openvino.Tensor(array, shared_memory=True))
+        request.start_async()
+        request.wait()
+        request.get_output_tensor().data.copy()
+    request.infer([np.zeros(1, np.float32)], share_inputs=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """`narrow` runs `streams` batches side by side; `wide`, if any, one on all `threads`."""
+
+    narrow: Any
+    wide: Any | None
+    ports: tuple[Port, ...]
+    outputs: tuple[str, ...]
+    precision: Precision
+    reason: str
+    checked: Checked | None
+    streams: int
+    threads: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`model` is the compiled one-stream model that the check left over, in the precision it chose."""
+
+    precision: Precision
+    reason: str
+    checked: Checked | None = None
+    model: Any | None = None
+
+
+def compile_graph(graph: Path, options: EngineOptions) -> Compiled:
+    """Read, check and compile; takes seconds of CPU.
+
+    Raises ModelFileError, ConfigError (bf16 on a processor without it), MissingExtra.
+    """
+    openvino = runtime()
+    core = openvino.Core()
+    try:
+        model = core.read_model(str(graph))
+        ports = tuple(_port(given) for given in model.inputs)
+        streams, threads = layout(options.streams, options.threads, usable_cores())
+        compiler = _Compiler(core, model, threads)
+        choice = _choose(compiler, ports, options, _bytes(graph))
+        one = choice.model
+        if streams > 1:
+            narrow = compiler.compile(choice.precision, streams)
+            wide = (one or compiler.compile(choice.precision, 1)) if _bytes(graph) <= WIDE_MOST_BYTES else None
+        else:
+            narrow, wide = one or compiler.compile(choice.precision, 1), None
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"OpenVINO cannot load this graph: {essence(str(error))}; convert the model again", file=graph.name
+        ) from error
+    return Compiled(
+        narrow=narrow,
+        wide=wide,
+        ports=ports,
+        outputs=compiler.outputs,
+        precision=choice.precision,
+        reason=choice.reason,
+        checked=choice.checked,
+        streams=streams,
+        threads=threads,
+        version=openvino.__version__,
+    )
+
+
+class _Compiler:
+    """Models compiled by it share one copy of what the graph's file holds, but each packs its own weights."""
+
+    def __init__(self, core: Any, model: Any, threads: int) -> None:
+        self.core = core
+        self.outputs = output_names(model)
+        self._model = model
+        self._threads = threads
+
+    def compile(self, precision: Precision, streams: int) -> Any:
+        settings = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "NUM_STREAMS": streams,
+            "INFERENCE_NUM_THREADS": self._threads,
+            # the event loop, the tokenizer and other models share the cores: a pinned thread cannot step aside
+            "ENABLE_CPU_PINNING": False,
+            "CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT,
+            # weights in int8 are multiplied by inputs in int8, each group of a token's numbers with a scale of its own
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": QUANTIZED_GROUP,
+        }
+        return self.core.compile_model(self._model, "CPU", settings)
+
+
+def _choose(compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions, size: int) -> _Choice:
+    native = has_bf16(compiler.core)
+    if options.precision == "bf16" and not native:
+        raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
+    if options.precision == "int8":
+        return _Choice("bf16" if native else "f32", "weights in int8")
+    if options.precision == "fp16":
+        return _Choice("f32", "weights in fp16")
+    if options.precision != "auto":
+        return _Choice(options.precision, "as configured")
+    if not native:
+        return _Choice("f32", "the processor has no bf16 arithmetic")
+    if not options.samples:
+        return _Choice("f32", "no samples to check bf16 with")
+    key = _key(compiler.core, options.samples)
+    if options.checked is not None and options.checked.key == key:
+        return _Choice(_taken(options.checked), options.checked.reason, options.checked)
+    models: dict[Precision, Any] = {"f32": compiler.compile("f32", 1), "bf16": compiler.compile("bf16", 1)}
+    samples = affordable(options.samples, size)
+    exact, fast = (_rows(model, compiler.outputs, ports, samples, options) for model in models.values())
+    found = Checked(key, figures=compare(exact, fast, options.spec))
+    return _Choice(_taken(found), found.reason, found, models[_taken(found)])
+
+
+def output_names(model: Any) -> tuple[str, ...]:
+    """The names that the graph gives to its outputs. Versions before 2025.4 list those of the nodes behind them as
+    well, in any order; only the output's own node is called by its own."""
+    own = [(output.get_node().get_friendly_name().partition("/sink_port")[0], output) for output in model.outputs]
+    return tuple(name if name in output.get_names() else output.get_any_name() for name, output in own)
+
+
+def has_bf16(core: Any) -> bool:
+    """Whether bf16 is fast here. OpenVINO lists what the processor has, and emulates it, forty times slower, where a
+    variable holds its kernels down to an older one."""
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") and held not in WITHOUT_BF16
+
+
+def _taken(found: Checked) -> Precision:
+    return "bf16" if found.agrees else "f32"
+
+
+def _key(core: Any, samples: Sequence[Tensors]) -> str:
+    versions = core.get_versions("CPU")["CPU"].build_number
+    processor = core.get_property("CPU", "FULL_DEVICE_NAME")
+    return f"openvino {versions}; {processor}; {arithmetic()}; samples {digest_of(samples)}"
+
+
+def _rows(
+    model: Any, outputs: Sequence[str], ports: tuple[Port, ...], samples: Sequence[Tensors], options: EngineOptions
+) -> list[Mapping[str, Array]]:
+    """What the model answers for each of the samples, to be compared. A compiled model's outputs have the names of what
+    was fused into them beside their own, so they are named by their order."""
+    request = model.create_infer_request()
+    rows: list[Mapping[str, Array]] = []
+    for sample in samples:
+        feeds = checked(sample, ports, options.max_length)
+        answers = request.infer(feeds, share_inputs=True)
+        named = {name: array.copy() for name, array in zip(outputs, answers.values(), strict=True)}
+        rows.append(judged(named, feeds, options.spec))
+    return rows
+
+
+def _port(given: Any) -> Port:
+    import numpy as np
+
+    shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in given.get_partial_shape())
+    return Port(given.get_any_name(), np.dtype(given.get_element_type().to_dtype()), shape)
+
+
+def _bytes(graph: Path) -> int:
+    """Size of a graph with the weights that lie beside it (`model.onnx_data`)."""
+    return sum(path.stat().st_size for path in graph.parent.glob(graph.name + "*"))

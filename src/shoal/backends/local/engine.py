@@ -1,0 +1,192 @@
+"""The engine over any workers of this process: checks, slots, the wide lane, warming, facts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from shoal.backends.local.shapes import Shape, WarmUp, is_probe
+from shoal.backends.local.slots import Slots
+from shoal.backends.local.tensor_inputs import Port, checked, example
+from shoal.core.protocols import EngineFacts, Tensors
+from shoal.errors import BackendError, InputRejected, ShoalError, TransportFailed
+from shoal.types import Array
+
+logger = logging.getLogger("shoal.backends")
+
+SOLO_ITEMS = 8
+"""A batch of more items than these is bulk work and never runs wide."""
+
+QUIET_S = 0.02
+"""Time without a batch after which the engine counts as idle and warms one more shape."""
+
+WARM_DEADLINE_S = 60.0
+
+
+class Lanes(NamedTuple):
+    """`wide`: one more worker that uses all cores for a single batch; it serves a small batch that is alone, which on
+    two cores then takes 0.6 of the time. Batches that come while others run use `slots`, which compute more in all."""
+
+    slots: Slots
+    wide: Slots | None = None
+
+
+class LocalEngine:
+    """An Engine over `lanes`, for inputs of at most `max_length` tokens.
+
+    `warm` says which shapes to run first. `rebuild`, for engines that a failed batch may leave unsound, makes new
+    lanes; batches that come meanwhile wait for them. `end` is called when all is closed.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        ports: Sequence[Port],
+        lanes: Lanes,
+        *,
+        max_length: int,
+        warm: WarmUp,
+        rebuild: Callable[[], Awaitable[Lanes]] | None = None,
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        self._facts = facts
+        self._ports = tuple(ports)
+        self._lanes = lanes
+        self._max_length = max_length
+        self._warm = warm
+        self._rebuild = rebuild
+        self._end = end
+        self._mending: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._last = 0.0
+        self._closed = False
+        self._warming: asyncio.Task[None] | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def ready(self) -> bool:
+        return not self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportFailed(f"{self._facts.name} is closed; load the model again")
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        self._check_open()
+        feeds = checked(inputs, self._ports, self._max_length)
+        for output in outputs:
+            if output not in self._facts.outputs:
+                raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self._facts.outputs)}")
+        self._calls += 1
+        self._unused.clear()
+        try:
+            await self._mended(deadline)
+            lanes = self._lanes
+            slots = await self._choose(lanes, next(iter(feeds.values())).shape[0])
+            try:
+                return await slots.run(feeds, outputs, deadline)
+            except BackendError:
+                self._mend(lanes)
+                raise
+        finally:
+            self._calls -= 1
+            self._last = time.monotonic()
+            if not self._calls:
+                self._unused.set()
+
+    async def _choose(self, lanes: Lanes, size: int) -> Slots:
+        if lanes.wide is None or size > SOLO_ITEMS or self._calls > 1:
+            return lanes.slots
+        await asyncio.sleep(0)  # batches of the same loop tick show themselves; then this one is not alone
+        return lanes.wide if self._calls == 1 and lanes.wide.free else lanes.slots
+
+    def _mend(self, lanes: Lanes) -> None:
+        """A batch failed on these lanes: replace them, unless that is done or under way."""
+        if self._rebuild is not None and lanes is self._lanes and self._mending is None and not self._closed:
+            self._mending = asyncio.create_task(self._replace(self._rebuild), name=f"rebuild {self._facts.name}")
+
+    async def _replace(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
+        try:
+            self._lanes = await rebuild()
+        except ShoalError as error:
+            self._closed = True  # what was loaded once cannot be loaded now; `ready` says so
+            logger.error("%s is out of service: after a failed batch %s", self._facts.name, error.message)
+        except Exception:  # the lanes that failed may answer wrongly, and nobody awaits this to hear of it
+            self._closed = True
+            logger.exception("%s is out of service: after a failed batch it could not be built anew", self._facts.name)
+        finally:
+            self._mending = None
+
+    async def _mended(self, deadline: float) -> None:
+        if self._mending is not None:
+            await asyncio.wait((self._mending,), timeout=deadline - time.monotonic())
+            self._check_open()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait((self._warming,))
+        await self._unused.wait()
+        if self._mending is not None:
+            await asyncio.wait((self._mending,))
+        for slots in self._lanes:
+            if slots is not None:
+                await slots.drained()
+                slots.clear()
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    async def warm_up(self, seconds: float) -> None:
+        """Run shapes for so long, then go on in the background whenever the engine is idle."""
+        if seconds <= 0:
+            return
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not await self._warm_next():
+                return
+        self._warming = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self._facts.name}")
+
+    async def _warm_idle(self) -> None:
+        more = True
+        while more:
+            await asyncio.sleep(QUIET_S)
+            if not self._calls and time.monotonic() - self._last >= QUIET_S:
+                more = await self._warm_next()
+
+    async def _warm_next(self) -> bool:
+        """Run the next shape on every worker, each lane's all at once: kernels are kept per stream."""
+        warm, lanes = self._warm, self._lanes
+        shape = warm.next()
+        if shape is None:
+            return False
+        times: list[float] = []
+        for _ in range(3 if is_probe(shape) else 1):
+            begin = time.perf_counter()
+            if await self._run_everywhere(lanes.slots, shape):
+                times.append(time.perf_counter() - begin)
+        if lanes.wide is not None and shape.size <= SOLO_ITEMS:
+            await self._run_everywhere(lanes.wide, shape)
+        warm.record(shape, times)
+        if warm.cost != self._facts.cost:
+            self._facts = replace(self._facts, cost=warm.cost)
+        return True
+
+    async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:
+        """Whether it went well; a shape that the graph refuses is simply not warm."""
+        feeds = example(self._ports, shape.size, shape.length)
+        deadline = time.monotonic() + WARM_DEADLINE_S
+        runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        return not any(isinstance(result, BaseException) for result in results)

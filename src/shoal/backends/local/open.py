@@ -1,0 +1,503 @@
+"""Local models, put together: files in the store, a pipeline of texts or pairs, engines, and the facts to show. Part of
+the composition root, used by `app` and by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.backends.local.compile import QUANTIZED_GROUP
+from shoal.backends.local.engines import ENGINES, FOLDER_ENGINES, Checked, EngineOptions, choose, opener
+from shoal.config.settings import PICTURES_TIMES, ModelTable, Settings
+from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
+from shoal.decoding import converter
+from shoal.downloads.cancellation import in_thread
+from shoal.downloads.disk import disk_error
+from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
+from shoal.models.address import Address, parse_source
+from shoal.models.convert.as_published import check_folder
+from shoal.models.convert.export import Exported, can_export, export
+from shoal.models.convert.export_dual_encoder import ExportedTowers, can_export_towers, export_towers
+from shoal.models.convert.samples import ALONE, LONGEST, PAIRS
+from shoal.models.convert.variants import VARIANTS, Variant, make_variant, parity_of, variant_path
+from shoal.models.convert.verify import Run
+from shoal.models.manifest import Verdict
+from shoal.models.prepare import SOURCE, Ways, prepare
+from shoal.models.progress import Progress, Stop
+from shoal.models.sources import Access
+from shoal.models.store import Store, Stored
+from shoal.pipelines.text.codec import TokenizerCodec
+from shoal.pipelines.text.pairs import PairPipeline
+from shoal.pipelines.text.tokens import TextPipeline
+from shoal.specs import TextSpec
+from shoal.types import Array, Batched, Classify, Embed, Item
+
+_log = logging.getLogger(__name__)
+
+VERIFY_DEADLINE_S = 120.0
+
+LOGITS_BYTES = 512 * 2**20
+"""Of a batch's scores over the vocabulary."""
+
+ANY_LENGTH = 2**20
+"""The samples of a comparison are cut to the model's own length before."""
+
+PARITY = ("min_cosine", "mean_cosine", "max_difference", "speed", "bytes")
+"""Of a variant's Parity, what the details of the facts show."""
+
+SAMPLE_ROWS = 32
+"""Of a batch in the precision check: neighbours in length, so that little of it is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A local model, ready to be served: everything a lane and a runner are made of."""
+
+    pipeline: TextPipeline | PairPipeline
+    codec: TokenizerCodec
+    engines: Sequence[Engine]
+    facts: ModelFacts
+
+
+def prepare_local(
+    address: Address,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+    refresh: bool = False,
+) -> Stored:
+    """The model in the store, fetched and converted if need be, and verified where an engine is installed. Blocks.
+
+    Raises SetupError.
+    """
+    ways = _ways(settings)
+    with ExitStack() as stack:
+        try:
+            verifier = stack.enter_context(_Verifier(graph_engine(settings.engine)))
+        except MissingExtra:
+            verifier = None
+        return prepare(
+            address,
+            store=Store(settings.home),
+            access=Access(offline=settings.offline, hf_token=settings.hf_token, pickles=ways.export is not None),
+            engine=None if verifier is None else verifier.open,
+            progress=progress,
+            stop=stop,
+            refresh=refresh,
+            ways=ways,
+        )
+
+
+def _ways(settings: Settings) -> Ways:
+    """What becomes of pickled weights, and of an architecture without a graph: PyTorch turns them into safetensors and
+    exports it, where the extra that can is installed; an engine that runs folders knows the architecture itself."""
+
+    def exported(
+        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
+    ) -> Exported:
+        return export(
+            folder,
+            into,
+            graph=graph,
+            progress=progress,
+            stop=stop,
+            max_memory_mb=settings.convert_max_memory_mb,
+            timeout_s=settings.convert_timeout_s,
+        )
+
+    def exported_towers(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportedTowers:
+        return export_towers(
+            folder,
+            into,
+            progress=progress,
+            stop=stop,
+            max_memory_mb=settings.convert_max_memory_mb,
+            timeout_s=settings.convert_timeout_s,
+        )
+
+    try:
+        folders = choose(settings.engine) in FOLDER_ENGINES
+    except MissingExtra:  # models may be fetched before an engine is installed
+        folders = False
+    able = settings.convert == "auto" and can_export()
+    pictured = settings.convert == "auto" and can_export_towers()
+    return Ways(exported if able else None, folders=folders, towers=exported_towers if pictured else None)
+
+
+def graph_engine(engine: str) -> str:
+    """The engine that verifies: the one that will serve, or where that runs folders any that runs graphs. Raises
+    MissingExtra, ConfigError."""
+    chosen = choose(engine)
+    if chosen not in FOLDER_ENGINES:
+        return chosen
+    *others, last = ENGINES
+    for name in others:
+        try:
+            return choose(name)
+        except MissingExtra:
+            continue
+    return choose(last)
+
+
+async def prepared(address: Address, settings: Settings, progress: Progress | None = None) -> Stored:
+    """`prepare_local` in a thread. When it is cancelled, it returns once the thread has stopped."""
+    stop = Stop()
+    return await in_thread(partial(prepare_local, address, settings, progress=progress, stop=stop), stop.set)
+
+
+async def open_local(
+    name: str,
+    addresses: Sequence[Address],
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    table: ModelTable | None = None,
+) -> Local:
+    """Open every replica of a model; they must be the same model. Of its table prompts are read. Raises SetupError."""
+    stored = [await prepared(address, settings, progress) for address in addresses]
+    if choose(settings.engine) in FOLDER_ENGINES:
+        stored = await asyncio.to_thread(_compared, stored, choose(settings.engine), settings)
+    if table is not None:
+        stored = [prompted(one, table) for one in stored]
+    check_same(name, stored)
+    engine = choose(settings.engine)
+    spec = stored[0].manifest.text_spec
+    pipeline = await asyncio.to_thread(_pipeline, stored[0].path, spec, settings)
+    samples = await asyncio.to_thread(precision_samples, pipeline)
+    parity = await asyncio.to_thread(_parity, stored, engine, settings, samples)
+    if (variant := _variant(engine, settings)) is not None:
+        _log.info("%s: %s", name, _told(variant, parity))
+    engines: list[Engine] = []
+    async with AsyncExitStack() as opened:
+        for number, one in enumerate(stored):
+            spec = one.manifest.text_spec
+            place = await asyncio.to_thread(_place, engine, one, _variant(engine, settings))
+            options = engine_options(settings, samples, spec)
+            engines.append(await open_engine(engine, place, one, f"{name}-{number}", settings.home, options))
+            opened.push_async_callback(engines[-1].aclose)
+        opened.pop_all()
+    facts = _facts(stored[0], engine, engines[0].facts, settings, parity)
+    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
+
+
+def check_same(name: str, stored: Sequence[Stored]) -> None:
+    """Replicas are one model. Raises AddressError."""
+    if len({space_of(one) or _identity(one) for one in stored}) > 1:
+        raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
+
+
+def prompted(stored: Stored, table: ModelTable) -> Stored:
+    """The model with the prompts of its table above its own, which makes its space another one; one that only scores
+    has none. Raises ConfigError for a default prompt that is in neither."""
+    spec = stored.manifest.text_spec
+    if spec.score is not None or not (table.prompts or table.default_prompt_name):
+        return stored
+    prompts = {**spec.prompts, **table.prompts}
+    default = table.default_prompt_name or spec.default_prompt_name
+    if default is not None and default not in prompts:
+        has = f"its prompts are {', '.join(sorted(prompts))}" if prompts else "it has no prompts"
+        raise ConfigError(f"default_prompt_name: {default!r} is no prompt of {stored.manifest.id}: {has}")
+    spec = msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
+    return replace(stored, manifest=msgspec.structs.replace(stored.manifest, text=spec))
+
+
+def _pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:
+    if spec.score is not None:
+        return PairPipeline(folder, spec, truncate=settings.truncate)
+    return TextPipeline(folder, spec, truncate=settings.truncate)
+
+
+def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpec | None) -> EngineOptions:
+    """How to load a model's graph: of texts with a `spec`, of pictures without."""
+    return EngineOptions(
+        precision=settings.precision,
+        streams=settings.streams,
+        threads=settings.threads,
+        max_batch_size=settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens if spec is None else most_tokens(spec, settings.max_batch_tokens),
+        max_batch_ms=settings.max_batch_ms * (PICTURES_TIMES if spec is None else 1),
+        max_length=1 if spec is None else spec.max_tokens,
+        samples=samples,
+        spec=spec,
+    )
+
+
+async def open_engine(
+    engine: str, place: Path, stored: Stored, name: str, home: str, options: EngineOptions, *, noted: str = "precision"
+) -> Engine:
+    """Open what lies at `place` of a stored model. What the check of its precision finds is kept with the model under
+    the name `noted`, and not found out twice."""
+    store = Store(home)
+    kept = (await asyncio.to_thread(store.notes, stored)).get(noted)
+    options = replace(options, checked=_CHECKED(kept) if kept else None)
+    opened = await opener(engine)(place, name=name, options=options)
+    checked = opened.facts.details.get("precision_checked")
+    reason = opened.facts.details.get("precision_reason")
+    if reason:
+        _log.info("%s: precision %s (%s)", name, opened.facts.precision, reason)
+    if isinstance(checked, Checked) and checked != options.checked:
+        await asyncio.to_thread(store.note, stored, noted, asdict(checked))
+    return opened
+
+
+def most_tokens(spec: TextSpec, wanted: int) -> int:
+    """Padded tokens that a batch may have: as `wanted`, but a model that scores the whole vocabulary at every token
+    (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, and one longest text at least."""
+    if spec.sparse is None or spec.sparse.per == "token" or not spec.vocab_size:
+        return wanted
+    return min(wanted, max(spec.max_tokens, LOGITS_BYTES // (4 * spec.vocab_size)))
+
+
+def _variant(engine: str, settings: Settings) -> Variant | None:
+    """The variant of the graph that the precision asks for; an engine of folders has none, and no graph."""
+    asked: str = settings.precision
+    return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == asked), None)
+
+
+def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: Sequence[Tensors]) -> dict[str, Any]:
+    """Make the variant that is asked for and measure it against f32, once on a machine; what it costs, for the details
+    of the facts. Blocks. Raises SetupError."""
+    variant = _variant(engine, settings)
+    if variant is None:
+        return {}
+    store = Store(settings.home)
+    told: dict[str, Any] = {}
+    with _Verifier(engine) as verifier:
+        for one in stored:
+            try:
+                make_variant(one, variant, store=store)
+            except OSError as error:
+                error.filename = error.filename or one.path
+                raise disk_error(error, f"the {variant} weights of {one.manifest.id}") from error
+            found = parity_of(
+                one,
+                variant,
+                store=store,
+                engine=f"{engine} {_version(engine)}, {os.cpu_count()} cores",
+                samples=samples,
+                open_graph=verifier.open,
+            )
+            told = msgspec.to_builtins(found)
+    return {f"{variant}_{name}": told[name] for name in PARITY if told[name] is not None}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
+        return ""
+
+
+class _Compared(msgspec.Struct, frozen=True):
+    """A model's verdict on an engine of folders, as it is noted. `key`: the engine with its version; `verdict` None: an
+    architecture that there is nothing to compare with."""
+
+    key: str = ""
+    verdict: Verdict | None = None
+
+
+_COMPARED = converter(_Compared)
+_CHECKED = converter(Checked)
+
+
+def _compared(stored: Sequence[Stored], engine: str, settings: Settings) -> list[Stored]:
+    """The models as an engine of folders runs them: each compared with the numpy forward pass where that knows the
+    architecture, in f32 and once with each version of the engine, and its verdict in place of the graph's. Blocks.
+    Raises SetupError."""
+    store, key = Store(settings.home), f"{engine} {_version(engine)}, transformers {_version('transformers')}"
+    found = []
+    for one in stored:
+        try:
+            kept = _COMPARED(store.notes(one).get("folder"))
+        except msgspec.ValidationError:
+            kept = _Compared()
+        if kept.key != key:
+            with _Verifier(engine) as verifier:
+                place, spec = _place(engine, one, None), one.manifest.text_spec
+                run = partial(verifier.open, place, spec=spec)
+                kept = _Compared(key, check_folder(place, one.path, spec, engine=engine, run=run))
+            store.note(one, "folder", msgspec.to_builtins(kept))
+        verdict = kept.verdict or one.manifest.verification
+        found.append(replace(one, manifest=msgspec.structs.replace(one.manifest, verification=verdict)))
+    return found
+
+
+def _told(variant: Variant, parity: Mapping[str, Any]) -> str:
+    """What a variant costs, in words."""
+    speed = ", ".join(
+        f"{times:g} times as fast as f32 ({batch})" for batch, times in parity[f"{variant}_speed"].items()
+    )
+    moved = parity.get(f"{variant}_max_difference")
+    if moved is not None:
+        return f"{variant} weights: {speed}; scores move by {moved:.4f} of their range"
+    mean, least = parity[f"{variant}_mean_cosine"], parity[f"{variant}_min_cosine"]
+    words = f"{variant} weights: {speed}; mean cosine to f32 {mean:.4f}, least {least:.4f}"
+    return words + ("; an index of other vectors must be embedded again" if variant == "int8" else "")
+
+
+def _place(engine: str, stored: Stored, variant: Variant | None) -> Path:
+    """What the engine runs: the stored graph, its variant, or the folder as its author published it."""
+    if engine not in FOLDER_ENGINES:
+        return variant_path(stored, variant) if variant else stored.graph
+    kept = stored.path / SOURCE
+    return kept if kept.is_dir() else Path(parse_source(stored.manifest.source).target)
+
+
+def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
+    """The sample texts as users' texts are run, or pairs of them, shortest first; the longest of all has a batch of its
+    own."""
+    score = pipeline.spec.score
+    task: Batched = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
+    items: tuple[Item, ...] = (*ALONE, LONGEST)
+    if score is not None:
+        task = Classify(model="", inputs=[], truncate=True)
+        items = (*PAIRS, (LONGEST, LONGEST)) if score.pairs else items
+    answers = pipeline.prepare([(task, item) for item in items])
+    *rest, longest = sorted((one for one in answers if not isinstance(one, ShoalError)), key=lambda one: one.cost)
+    nothing = EngineFacts(name="samples", inputs=(), outputs=())
+    starts = range(0, len(rest), SAMPLE_ROWS)
+    return [pipeline.collate(batch, nothing) for batch in [*(rest[at : at + SAMPLE_ROWS] for at in starts), [longest]]]
+
+
+def _facts(
+    stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings, parity: Mapping[str, Any]
+) -> ModelFacts:
+    manifest = stored.manifest
+    spec = manifest.text_spec
+    details: dict[str, Any] = {
+        "parameters": manifest.parameters,
+        "graph": manifest.graph_source,
+        **({"similarity": spec.similarity} if spec.score is None else {"activation": spec.score.activation}),
+        "length_buckets": engine_facts.length_buckets,
+        **engine_details(engine_facts),
+        **parity,
+        **limits_of(settings),
+    }
+    return ModelFacts(
+        id=manifest.id,
+        source=manifest.source,
+        backend=engine,
+        tasks=spec.tasks,
+        vectors=spec.kinds,
+        labels=spec.score.labels if spec.score else (),
+        dimension=spec.dimension or None,
+        max_input_tokens=spec.max_tokens,
+        precision=engine_facts.precision,
+        pooling=spec.pooling if spec.score is None else "",
+        normalized=spec.ends_normalized,
+        space=space_of(stored, engine_facts.precision, engine),
+        revision=manifest.revision,
+        prompts=spec.prompts,
+        default_prompt_name=spec.default_prompt_name,
+        verified=manifest.verification.text if manifest.verification else "not verified: no engine was installed",
+        details=details,
+    )
+
+
+def engine_details(facts: EngineFacts) -> dict[str, Any]:
+    """What an engine says of itself, with what its precision costs in the place of how that was found."""
+    told = {key: value for key, value in facts.details.items() if not isinstance(value, Checked)}
+    checked = facts.details.get("precision_checked")
+    if isinstance(checked, Checked):
+        told |= {f"{checked.precision}_{name}": value for name, value in checked.figures.items()}
+    return told
+
+
+def limits_of(settings: Settings) -> dict[str, Any]:
+    """The settings of a model that its clients may want to know, for the details of its facts."""
+    return {
+        "max_batch_size": settings.max_batch_size,
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_queue_items": settings.max_queue_items,
+        "truncate": settings.truncate,
+    }
+
+
+def space_of(stored: Stored, precision: str = "", engine: str = "") -> str:
+    """16 hex digits that are equal only for vectors that may share an index; "" for a model that gives none.
+
+    They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
+    shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
+    Weights in int8 are other weights: of ten nearest neighbours they exchange some. Each engine multiplies them in its
+    own way (OpenVINO by inputs in int8, in groups of so many), so that its name is in them as well: the vectors of two
+    engines have a cosine of 0.994.
+    """
+    text, image = stored.manifest.text, stored.manifest.image
+    if (text is not None and text.score is not None) or (image is not None and image.spec.score is not None):
+        return ""
+    told = _identity(stored)
+    if precision != "int8":
+        return told
+    how = f"{engine} {QUANTIZED_GROUP}" if engine == "openvino" else engine
+    return hashlib.sha256(f"{told} int8 {how}".encode()).hexdigest()[:16]
+
+
+def _identity(stored: Stored) -> str:
+    weights, image = stored.manifest.weights, stored.manifest.image
+    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _repeats(file, weights))]
+    if image is not None:
+        told += [image.spec, stored.manifest.text]
+        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+    spec: TextSpec = stored.manifest.text_spec
+    told += [
+        spec.pooling,
+        spec.modules,
+        sorted(spec.prompts.items()),
+        spec.default_prompt_name,
+        spec.include_prompt,
+        spec.lower_case,
+        spec.max_tokens,
+        # Beyond one dense vector a text; what a model lacks leaves the digits as they are without it.
+        *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
+        *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
+    ]
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+
+
+def _repeats(file: str, weights: Mapping[str, str]) -> bool:
+    """Whether a published file is a graph beside the weights that it was exported from."""
+    folder, graph, _ = file.rpartition("model.onnx")
+    folder = folder.removesuffix("onnx/")
+    return bool(graph) and any(
+        other.startswith(f"{folder}model") and other.endswith(".safetensors") for other in weights
+    )
+
+
+class _Verifier:
+    """Opens graphs and folders in f32 for the comparison with a second path, on an event loop of its own: callers are
+    threads."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Verifier:
+        self._runner = self._stack.enter_context(asyncio.Runner())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, graph: Path, precision: Literal["f32"] | Variant = "f32", *, spec: TextSpec | None = None) -> Run:
+        longest = spec.max_tokens if spec is not None else ANY_LENGTH
+        options = EngineOptions(precision=precision, streams=1, max_length=longest, warm_up_s=0, spec=spec)
+        engine = self._runner.run(opener(self._engine)(graph, name="verify", options=options))
+        self._stack.callback(lambda: self._runner.run(engine.aclose()))
+
+        def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            return self._runner.run(engine.infer(inputs, outputs, {}, time.monotonic() + VERIFY_DEADLINE_S))
+
+        return run

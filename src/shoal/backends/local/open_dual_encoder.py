@@ -1,0 +1,178 @@
+"""Local models that take pictures, put together: a pipeline and engines for each tower, and the facts to show. Part of
+the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.backends.local.open import (
+    check_same,
+    engine_details,
+    engine_options,
+    graph_engine,
+    limits_of,
+    open_engine,
+    precision_samples,
+    prompted,
+    space_of,
+)
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.protocols import Engine, ModelFacts, Pipeline, Tensors
+from shoal.errors import ConfigError
+from shoal.models.convert.variants import VARIANTS
+from shoal.models.store import Stored
+from shoal.pipelines.text.codec import TokenizerCodec
+from shoal.pipelines.text.tokens import TextPipeline
+from shoal.specs import ImageSpec
+from shoal.types import Modality
+
+SAMPLES = 16
+"""Pictures that the precision of an image tower is checked with."""
+
+
+class Part(NamedTuple):
+    """One tower: what a lane is made of."""
+
+    pipeline: Pipeline
+    engines: Sequence[Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """A model that takes pictures, ready to be served. `codec`: of its text tower, where it has one."""
+
+    parts: Mapping[Modality, Part]
+    facts: ModelFacts
+    codec: TokenizerCodec | None
+
+
+async def open_towers(name: str, stored: Sequence[Stored], settings: Settings, table: ModelTable) -> Towers:
+    """Open every replica of a model's towers, those that `towers` asks for; they must be the same model. Raises
+    SetupError."""
+    engine = graph_engine(settings.engine)
+    if settings.precision in VARIANTS:
+        raise ConfigError(
+            f'{name}: precision {settings.precision} is for models of texts alone: set `precision = "auto"` in '
+            f'[models."{name}"]'
+        )
+    stored = [prompted(one, table) if one.manifest.text is not None else one for one in stored]
+    check_same(name, stored)
+    wanted = _wanted(name, stored[0], settings)
+    parts: dict[Modality, Part] = {}
+    async with AsyncExitStack() as opened:
+        for modality in wanted:
+            opening = _texts if modality == "text" else _pictures
+            parts[modality] = await opening(engine, name, stored, settings, opened)
+        opened.pop_all()
+    pipeline = parts["text"].pipeline if "text" in parts else None
+    codec = None
+    if isinstance(pipeline, TextPipeline):
+        codec = TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text_spec)
+    return Towers(parts, _facts(stored[0], engine, parts, settings), codec)
+
+
+def _wanted(name: str, stored: Stored, settings: Settings) -> list[Modality]:
+    manifest = stored.manifest
+    has: dict[Modality, bool] = {"text": manifest.text is not None, "image": manifest.image is not None}
+    wanted = [modality for modality, there in has.items() if there and settings.towers in ("both", modality)]
+    if not wanted:
+        raise ConfigError(f"{name} has no {settings.towers} tower: leave `towers` out of its settings")
+    return wanted
+
+
+async def _texts(engine: str, name: str, stored: Sequence[Stored], settings: Settings, opened: AsyncExitStack) -> Part:
+    spec = stored[0].manifest.text_spec
+    pipeline = await asyncio.to_thread(TextPipeline, stored[0].path, spec, truncate=settings.truncate)
+    samples = await asyncio.to_thread(precision_samples, pipeline)
+    engines: list[Engine] = []
+    for number, one in enumerate(stored):
+        options = engine_options(settings, samples, spec)
+        label = f"{name}-text-{number}"
+        engines.append(await open_engine(engine, one.path / one.manifest.graph, one, label, settings.home, options))
+        opened.push_async_callback(engines[-1].aclose)
+    return Part(pipeline, engines)
+
+
+async def _pictures(
+    engine: str, name: str, stored: Sequence[Stored], settings: Settings, opened: AsyncExitStack
+) -> Part:
+    from shoal.pipelines.image import ImagePipeline  # Pillow is imported for models that need it
+
+    first = stored[0].manifest.image
+    assert first is not None
+    pipeline = await asyncio.to_thread(ImagePipeline, first.spec)
+    options = engine_options(settings, _drawn(first.spec), None)
+    engines: list[Engine] = []
+    for number, one in enumerate(stored):
+        image = one.manifest.image
+        assert image is not None
+        label = f"{name}-image-{number}"
+        place = one.path / image.graph
+        engines.append(await open_engine(engine, place, one, label, settings.home, options, noted="image_precision"))
+        opened.push_async_callback(engines[-1].aclose)
+    return Part(pipeline, engines)
+
+
+def _drawn(spec: ImageSpec) -> list[Tensors]:
+    """Smooth pictures with some grain, as a preprocessor would hand them over: noise alone has no edges."""
+    random = np.random.default_rng(0)
+    height, width = spec.size
+    rows, columns = np.mgrid[0:height, 0:width] / max(height, width)
+    waves = random.uniform(1, 9, (SAMPLES, 3, 2, 1, 1))
+    phases = random.uniform(0, 6, (SAMPLES, 3, 1, 1))
+    pixels = 0.5 + 0.4 * np.sin(waves[:, :, 0] * rows + waves[:, :, 1] * columns + phases)
+    pixels += random.normal(0, 0.04, pixels.shape)
+    mean, std = (np.reshape(value, (1, 3, 1, 1)) for value in (spec.mean, spec.std))
+    values = ((pixels * 255 * spec.rescale - mean) / std).astype(np.float32)
+    return [{spec.input: values[: SAMPLES // 2]}, {spec.input: values[SAMPLES // 2 :]}]
+
+
+def _facts(stored: Stored, engine: str, parts: Mapping[Modality, Part], settings: Settings) -> ModelFacts:
+    manifest = stored.manifest
+    image = manifest.image
+    assert image is not None
+    text = manifest.text if "text" in parts else None
+    score = image.spec.score
+    found = {modality: part.engines[0].facts for modality, part in parts.items()}
+    precisions = {modality: facts.precision for modality, facts in found.items()}
+    details: dict[str, Any] = {
+        "parameters": manifest.parameters,
+        "graph": manifest.graph_source,
+        **({"image_size": list(image.spec.size)} if "image" in parts else {}),
+        **{f"{modality}_precision": precision for modality, precision in precisions.items()},
+        **{
+            (key if modality == "text" or len(parts) == 1 else f"image_{key}"): value
+            for modality, facts in found.items()
+            for key, value in engine_details(facts).items()
+        },
+        **limits_of(settings),
+    }
+    verdicts = [manifest.verification] if text is not None else []
+    verdicts += [image.verification] if "image" in parts else []
+    return ModelFacts(
+        id=manifest.id,
+        source=manifest.source,
+        backend=engine,
+        tasks=image.spec.tasks,
+        vectors=() if score is not None else ("dense",),
+        labels=score.labels if score is not None else (),
+        dimension=image.spec.dimension or None,
+        max_input_tokens=text.max_tokens if text is not None else None,
+        precision="+".join(dict.fromkeys(precisions.values())),
+        pooling=text.pooling if text is not None else "",
+        normalized=text is None or text.ends_normalized,
+        space=space_of(stored),
+        revision=manifest.revision,
+        prompts=text.prompts if text is not None else {},
+        default_prompt_name=text.default_prompt_name if text is not None else None,
+        verified="; ".join(one.text if one else "not verified: no engine was installed" for one in verdicts),
+        modalities=tuple(parts),
+        contrast=manifest.contrast if len(parts) > 1 else None,
+        details=details,
+    )

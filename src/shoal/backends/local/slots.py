@@ -1,0 +1,128 @@
+"""Batches in flight on something that works outside the event loop: who may start, who gave up, what is free."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from shoal.backends.local.errors import engine_error
+from shoal.core.protocols import Tensors
+from shoal.errors import BackendError, DeadlineExceeded
+from shoal.types import Array
+
+Outputs: TypeAlias = dict[str, Array]
+LATE = "the batch did not finish in time; send fewer or shorter inputs, or raise the timeout"
+
+
+class Worker(Protocol):
+    """Runs one batch at a time, on threads of its own.
+
+    `start` returns at once and has `done` called on any thread, exactly once, when the worker is free of the batch.
+    After that, and before the next `start`, `result` answers the outputs, which no later batch changes, or raises.
+    `abort` asks for an early end, where the engine has a safe one; `done` is called all the same.
+    """
+
+    def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None: ...
+
+    def result(self) -> Outputs: ...
+
+    def abort(self) -> None: ...
+
+
+class Slots:
+    """Workers that share one queue. The one freed last is used first: its memory is warm."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._free: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        self.count = 0
+        for worker in workers:
+            self._free.put_nowait(worker)
+            self.count += 1
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    @property
+    def free(self) -> int:
+        return self._free.qsize()
+
+    async def run(self, feeds: Tensors, outputs: Sequence[str], deadline: float) -> Outputs:
+        """Run one batch; waits for a worker when none is free.
+
+        Raises DeadlineExceeded as soon as the deadline passes, while the worker stays taken until it is done, and what
+        `engine_error` makes of the worker's own errors. Cancelling waits until the worker is free of the batch.
+        """
+        if deadline <= time.monotonic():
+            raise DeadlineExceeded(LATE)
+        worker = await self._take(deadline)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Outputs | BackendError] = loop.create_future()
+        try:
+            worker.start(feeds, outputs, partial(_wake, loop, partial(self._settle, worker, done)))
+        except Exception as error:  # whatever the engine raises on a bad batch; the table knows
+            self._put(worker)
+            raise engine_error(error) from error
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                outcome = await asyncio.shield(done)
+        except TimeoutError:
+            worker.abort()
+            raise DeadlineExceeded(LATE) from None
+        except asyncio.CancelledError:
+            worker.abort()
+            await _uncancelled(done)
+            raise
+        if isinstance(outcome, BackendError):
+            raise outcome
+        return outcome
+
+    async def drained(self) -> None:
+        """Wait until no worker has a batch."""
+        await self._drained.wait()
+
+    def clear(self) -> None:
+        """Let go of the workers and what they hold; nothing may run afterwards."""
+        self._free = asyncio.LifoQueue()
+
+    async def _take(self, deadline: float) -> Worker:
+        try:
+            worker = self._free.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    worker = await self._free.get()
+            except TimeoutError:
+                raise DeadlineExceeded(LATE) from None
+        self._drained.clear()
+        return worker
+
+    def _put(self, worker: Worker) -> None:
+        self._free.put_nowait(worker)
+        if self._free.qsize() == self.count:
+            self._drained.set()
+
+    def _settle(self, worker: Worker, done: asyncio.Future[Outputs | BackendError]) -> None:
+        """Read the outcome before anybody else can start a batch on this worker."""
+        try:
+            outcome: Outputs | BackendError = worker.result()
+        except Exception as error:  # whatever the engine raises on a bad batch; the table knows
+            outcome = engine_error(error)
+            outcome.__cause__ = error
+        done.set_result(outcome)
+        self._put(worker)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
+    if not loop.is_closed():  # a loop that was closed with batches in flight has nobody who waits
+        loop.call_soon_threadsafe(settle)
+
+
+async def _uncancelled(done: asyncio.Future[Outputs | BackendError]) -> None:
+    """Wait for `done` through further cancellations: the caller is cancelled already, and the slot is not free yet."""
+    while not done.done():
+        try:
+            await asyncio.wait((done,))
+        except asyncio.CancelledError:
+            continue

@@ -1,0 +1,89 @@
+"""The inputs of a graph: what they take, and arrays that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.core.protocols import Tensors
+from shoal.errors import InputRejected
+from shoal.types import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input: its name, type and shape. None is an axis of any size; the first axis is the batch."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    @property
+    def has_length(self) -> bool:
+        return None in self.shape[1:]
+
+    def lengths(self, shape: Sequence[int]) -> list[int]:
+        """The sizes, in an array's shape, of the axes that may have any beside the batch."""
+        return [size for size, fixed in zip(shape[1:], self.shape[1:], strict=True) if fixed is None]
+
+
+def checked(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
+    """The inputs as the engine takes them: every port's array, of its type, C-contiguous and writeable, not copied
+    where it already is all that.
+
+    All axes of any size beside the batch are one axis: the length. Engines find out themselves when sizes disagree, but
+    OpenVINO does not survive it: after a failed batch its stream keeps half of the failed shapes.
+
+    Raises InputRejected naming the input: missing, unknown, of another kind or rank, empty, longer than `max_length`,
+    or of other sizes than its neighbours.
+    """
+    names = [port.name for port in ports]
+    if unknown := [name for name in inputs if name not in names]:
+        raise InputRejected(f"the graph has no input {unknown[0]!r}; it takes {', '.join(names)}", param=unknown[0])
+    feeds: dict[str, Array] = {}
+    for port in ports:
+        if port.name not in inputs:
+            raise InputRejected(f"input {port.name!r} is missing; send an array for it", param=port.name)
+        feeds[port.name] = _fit(inputs[port.name], port)
+    if len({array.shape[0] for array in feeds.values()}) > 1:
+        sizes = ", ".join(f"{name} {array.shape[0]}" for name, array in feeds.items())
+        raise InputRejected(f"all inputs of a batch need the same number of rows, not {sizes}")
+    lengths = {port.name: size for port in ports for size in port.lengths(feeds[port.name].shape)}
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in lengths.items())
+        raise InputRejected(f"all inputs of a batch need the same length, not {sizes}")
+    if max(lengths.values(), default=0) > max_length:
+        raise InputRejected(f"this model takes at most {max_length} tokens an input; send shorter ones")
+    return feeds
+
+
+def _fit(array: Array, port: Port) -> Array:
+    if array.ndim != len(port.shape) or any(
+        size not in (None, given) for size, given in zip(port.shape, array.shape, strict=True)
+    ):
+        raise InputRejected(
+            f"{port.name} takes the shape {_shown(port.shape)}, not {_shown(array.shape)}", param=port.name
+        )
+    if not array.size:
+        raise InputRejected(f"{port.name} is empty; a batch needs a row and a row a token", param=port.name)
+    if not np.can_cast(array.dtype, port.dtype, "same_kind"):
+        raise InputRejected(f"{port.name} takes {port.dtype}, not {array.dtype}", param=port.name)
+    return np.require(array, port.dtype, ("C_CONTIGUOUS", "WRITEABLE"))
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+
+
+def example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
+    """Inputs of a shape, for timing: ones, which are a valid id, an attended mask and a valid position."""
+    return {
+        port.name: np.ones(
+            (size, *(length if given is None else given for given in port.shape[1:])),
+            dtype=port.dtype,
+        )
+        for port in ports
+    }

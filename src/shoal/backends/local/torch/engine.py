@@ -1,0 +1,259 @@
+"""Loading, precision and batches in flight of the torch engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal.backends.local.engine import Lanes, LocalEngine
+from shoal.backends.local.errors import engine_error
+from shoal.backends.local.options import EngineOptions, layout
+from shoal.backends.local.precision import Checked, compare, judged
+from shoal.backends.local.shapes import WarmUp, is_probe, ladder, length_buckets, shapes, size_buckets
+from shoal.backends.local.slots import Outputs, Slots
+from shoal.backends.local.tensor_inputs import Port, checked
+from shoal.backends.local.torch.network import Network, published_precision
+from shoal.core.protocols import EngineFacts, Tensors
+from shoal.core.threads import usable_cores
+from shoal.errors import ConfigError, MissingExtra
+from shoal.specs import TextSpec
+from shoal.types import Array, digest_of
+
+CUDA_SLOTS = 2
+"""One batch computes; the other is copied to the device and queued behind it. A third would only wait."""
+
+CUDA_STEP = 8
+"""Lengths on a GPU are multiples of this: the kernels for 16 bits want aligned rows."""
+
+HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
+"""Precisions that `auto` tries, in this order: fp16 is eight times as fine, bf16 never overflows."""
+
+
+async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
+    """Load a model's folder and time it. The contract is `shoal.backends.Open`'s; `options.spec` is needed."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise MissingExtra("the engine torch", "torch")
+    spec = options.spec
+    if spec is None or not await asyncio.to_thread(graph.is_dir):
+        raise ConfigError(
+            f"the engine torch runs a model's folder, and {graph.name} is none; use another engine", param="engine"
+        )
+    ports = tuple(Port(given, np.dtype(np.int64), (None, None)) for given in spec.inputs)
+    loaded = await asyncio.to_thread(_load, graph, spec, ports, options)
+    network, device = loaded.network, loaded.device
+    positions = min(options.max_length, network.positions or options.max_length)
+    lengths = ladder(CUDA_STEP, CUDA_STEP, positions, 8) if device.cuda else ()
+    facts = EngineFacts(
+        name=name,
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        slots=device.slots,
+        parallel=1,
+        max_batch_size=options.max_batch_size,
+        max_batch_tokens=options.max_batch_tokens,
+        length_buckets=lengths,
+        precision=network.precision,
+        details={
+            "engine": f"torch {device.version}",
+            "device": device.title,
+            "attention": network.attention,
+            "streams": device.slots,
+            "threads": device.threads,
+            "precision_reason": loaded.reason,
+            "precision_checked": loaded.checked,
+        },
+    )
+    pool = ThreadPoolExecutor(device.slots, f"shoal-{name}", initializer=device.enter)
+    turn = threading.Lock()
+    slots = Slots(_Run(network, device, pool, turn) for _ in range(device.slots))
+
+    async def rebuild() -> Lanes:
+        await asyncio.to_thread(device.prove)
+        return Lanes(slots)
+
+    def end() -> None:
+        pool.shutdown(wait=False)  # its threads have nothing left to do by then
+        network.free()
+
+    plan = shapes(lengths or length_buckets(positions), size_buckets(options.max_batch_size), options.max_batch_tokens)
+    engine = LocalEngine(
+        facts,
+        ports,
+        Lanes(slots),
+        max_length=options.max_length,
+        warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
+        rebuild=rebuild if device.cuda else None,
+        end=end,
+    )
+    await engine.warm_up(options.warm_up_s)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """Where a network runs: `name` as torch says it, `title` for people."""
+
+    name: str
+    title: str
+    slots: int
+    threads: int
+    version: str
+
+    @property
+    def cuda(self) -> bool:
+        return self.name != "cpu"
+
+    def enter(self) -> None:
+        """Called once on each thread that computes; the number of threads is kept per thread."""
+        import torch
+
+        if not self.cuda:
+            torch.set_num_threads(self.threads)
+
+    def prove(self) -> None:
+        """Raise BackendError when the device does nothing any more, as a GPU does after some errors."""
+        import torch
+
+        try:
+            torch.cuda.empty_cache()
+            torch.zeros(1, device=self.name).add_(1).item()
+        except RuntimeError as error:
+            raise engine_error(error) from error
+
+
+def _device(options: EngineOptions) -> _Device:
+    import torch
+
+    if torch.cuda.is_available():
+        title = f"cuda ({torch.cuda.get_device_name(0)})"
+        return _Device("cuda:0", title, options.streams or CUDA_SLOTS, 1, torch.__version__)
+    _, threads = layout(options.streams or 1, options.threads, usable_cores())
+    return _Device("cpu", "cpu", options.streams or 1, threads, torch.__version__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    network: Network
+    device: _Device
+    reason: str
+    checked: Checked | None
+
+
+def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOptions) -> _Loaded:
+    """Load in the precision asked for, or found to agree. Raises ModelFileError and ConfigError."""
+    device = _device(options)
+
+    def network(precision: str) -> Network:
+        return Network(folder, spec, precision, device.name)
+
+    def loaded(precision: str, reason: str, found: Checked | None = None) -> _Loaded:
+        return _Loaded(network(precision), device, reason, found)
+
+    if options.precision != "auto":
+        if options.precision == "int8":
+            raise ConfigError("the engine torch has no int8; use precision auto, or another engine", param="precision")
+        if options.precision == "fp16" and not device.cuda:
+            raise ConfigError("fp16 is for GPUs, and there is none; use precision f32 or auto", param="precision")
+        return loaded(options.precision, "as configured")
+    if not device.cuda:
+        return loaded("f32", "the processor computes fastest in f32 here")
+    published = published_precision(folder, spec)
+    if published != "f32":
+        return loaded(published, "as published")
+    if not options.samples:
+        return loaded("f32", "no samples to check 16 bits with")
+    keys = {_key(device, half, options.samples): half for half in HALVES}
+    kept = options.checked
+    if kept is not None and kept.key in keys:
+        half = keys[kept.key]
+        return loaded(half if kept.agrees else "f32", kept.reason, kept)
+    exact = network("f32")
+    right = _rows(exact, ports, options)
+    for key, half in keys.items():
+        fast = network(half)
+        found = Checked(key, half, compare(right, _rows(fast, ports, options), spec))
+        if found.agrees:
+            exact.free()
+            return _Loaded(fast, device, found.reason, found)
+        fast.free()
+    return _Loaded(exact, device, found.reason, found)
+
+
+def _key(device: _Device, precision: str, samples: Sequence[Tensors]) -> str:
+    return f"torch {device.version}; {device.title}; {precision}; samples {digest_of(samples)}"
+
+
+def _rows(network: Network, ports: Sequence[Port], options: EngineOptions) -> list[Mapping[str, Array]]:
+    """What the network answers for the samples, to be compared."""
+    assert options.spec is not None
+    rows: list[Mapping[str, Array]] = []
+    for sample in options.samples:
+        feeds = checked(sample, ports, options.max_length)
+        answers = network.run(feeds, options.spec.outputs, threading.Event())
+        rows.append(judged({name: one.cpu().numpy() for name, one in answers.items()}, feeds, options.spec))
+    return rows
+
+
+class _Run:
+    """A Worker: one batch at a time on a thread of the pool, which has one for each slot.
+
+    `turn` is held while a batch is put onto the device, so that its work there is not mixed with another's.
+    """
+
+    def __init__(self, network: Network, device: _Device, pool: ThreadPoolExecutor, turn: threading.Lock) -> None:
+        self._network = network
+        self._device = device
+        self._pool = pool
+        self._turn = turn
+        self._stop = threading.Event()
+        self._outcome: Outputs | Exception = {}
+
+    def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
+        self._network.check(feeds)
+        self._stop = threading.Event()
+        self._pool.submit(self._work, feeds, outputs, partial(done))
+
+    def result(self) -> Outputs:
+        outcome, self._outcome = self._outcome, {}
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def abort(self) -> None:
+        self._stop.set()
+
+    def _work(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
+        try:
+            self._outcome = self._on_gpu(feeds, outputs) if self._device.cuda else self._on_cpu(feeds, outputs)
+        except Exception as error:  # raised again by `result`, on the loop's side
+            self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
+        done()
+
+    def _on_cpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        found = self._network.run(feeds, outputs, self._stop)
+        return {name: found[name].numpy() for name in outputs}
+
+    def _on_gpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        """The copy back is queued behind the batch, and waited for without keeping the next batch from the device."""
+        import torch
+
+        with self._turn:
+            found = self._network.run(feeds, outputs, self._stop)
+            here: dict[str, Any] = {}
+            for name in outputs:
+                here[name] = torch.empty(found[name].shape, dtype=torch.float32, pin_memory=True)
+                here[name].copy_(found[name], non_blocking=True)
+            ready = torch.cuda.Event(blocking=True)  # it would spin otherwise
+            ready.record()
+        ready.synchronize()
+        return {name: tensor.numpy().copy() for name, tensor in here.items()}

@@ -1,0 +1,77 @@
+"""A model's folder as its author published it: which parts a TextSpec says it has, and where their weights lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.decoding import json_decoder
+from shoal.errors import ModelFileError
+from shoal.specs import PartsSpec, TextSpec
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TRUNCATE = "truncate"
+_MANIFEST = "manifest.json"
+_PICKLE = "pytorch_model.bin"
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_INDEX = json_decoder(_Index)
+
+
+def parts_of(spec: TextSpec) -> PartsSpec:
+    """What stands around the encoder. The spec alone says it: the files of the folder are read once, when a model is
+    stored, so that two readings cannot differ. Where nobody read them, it is an encoder at the folder's top and its
+    pooling, and nothing else.
+
+    Raises ModelFileError for a spec that has more than that, and does not say where it lies or contradicts itself.
+    """
+    parts = spec.parts or PartsSpec()
+    dense = spec.dimension and spec.score is None
+    said = tuple(module.partition(":")[0] for module in spec.modules) if dense else ()
+    there = tuple(step.kind for step in parts.after) if dense else ()
+    heads = spec.sparse is not None or spec.multi is not None
+    by_token = spec.sparse is not None and spec.sparse.per == "token"
+    if said != there or (heads and spec.parts is None) or (by_token and parts.token_weights is None):
+        raise ModelFileError(
+            "does not say where the parts of the model lie, which an engine that runs its folder needs; pull the model "
+            "again",
+            file=_MANIFEST,
+            key="parts",
+        )
+    return parts
+
+
+def weights_of(folder: Path, path: str, tensor: str) -> Path:
+    """The safetensors file of a module that holds `tensor`: the one of all its weights, or the shard that an index
+    names. Raises ModelFileError when there is none."""
+    file, index = folder / path / WEIGHTS, folder / path / INDEX
+    if file.is_file():
+        return file
+    if index.is_file():
+        return _shard(index, _name(folder, index), tensor)
+    pickled = (folder / path / _PICKLE).is_file()
+    why = f"is missing, and {_PICKLE} can hide code, so it is not read" if pickled else "is missing"
+    raise ModelFileError(f"{why}; serve a revision that has safetensors", file=_name(folder, file))
+
+
+def _shard(index: Path, name: str, tensor: str) -> Path:
+    try:
+        places = _INDEX.decode(index.read_bytes()).weight_map
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+        raise ModelFileError(f"is no index of weights ({error}); fetch the model again", file=name) from None
+    shard = places.get(tensor)
+    if shard is None:
+        raise ModelFileError("is in no shard; fetch the model again", file=name, key=tensor)
+    if not shard or {"/", "\\", "\0"} & set(shard) or not (index.parent / shard).is_file():
+        raise ModelFileError(f"names {shard!r}, which is no file beside it; fetch the model again", file=name)
+    return index.parent / shard
+
+
+def _name(folder: Path, file: Path) -> str:
+    return file.relative_to(folder).as_posix()

@@ -1,0 +1,246 @@
+"""From token vectors to what a TextSpec promises, on the device and in f32: pooling, modules, sparse and multi vectors.
+
+Token vectors may be of 16 bits; they are added up in f32 and never copied as f32 whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from shoal.backends.local.torch.folder import TRUNCATE, parts_of, weights_of
+from shoal.errors import ModelFileError
+from shoal.specs import LayerSpec, TextSpec
+
+Tensor: TypeAlias = Any
+"""A torch.Tensor; PyTorch is no dependency of the type checker."""
+
+NORM_EPS = 1e-5
+"""torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
+
+SHORTEST = 1e-12
+"""Least length that a vector is divided by, as in torch.nn.functional.normalize."""
+
+
+class Linear:
+    """`activation(x @ weight.T + bias)` in f32. `residual` None adds nothing to it, a matrix x @ residual.T, and True
+    x itself."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str, residual: Tensor | Literal[True] | None = None
+    ) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._residual = residual
+        self._activate = activation_of(activation)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        x = x.float()
+        made = self._activate(functional.linear(x, self._weight, self._bias))
+        if self._residual is None:
+            return made
+        return made + (x if self._residual is True else functional.linear(x, self._residual))
+
+
+class LayerNorm:
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.layer_norm(x, x.shape[-1:], self._weight, self._bias, NORM_EPS)
+
+
+def normalize(x: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    return functional.normalize(x, dim=-1, eps=SHORTEST)
+
+
+Module: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Heads:
+    """What a model has after its encoder, with the weights on `device`."""
+
+    def __init__(self, folder: Path, spec: TextSpec, device: str) -> None:
+        """Raises ModelFileError for weights that are missing, unreadable or of other sizes than the spec's."""
+        parts = parts_of(spec)
+        self._spec = spec
+        self._modes = spec.pooling.split("+")
+        self._after = [_module(folder, step, device) for step in parts.after] if spec.dimension else []
+        self._splade = parts.splade
+        self._sparse = None if parts.token_weights is None else _module(folder, parts.token_weights, device)
+        self._multi: list[Module] = []
+        if spec.multi is not None:
+            self._multi = [*(_module(folder, step, device) for step in parts.late), normalize]
+
+    def of(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+        """The `wanted` outputs, f32, of token vectors [b, l, width]; masks are integers [b, l]."""
+        spec = self._spec
+        found: dict[str, Tensor] = {}
+        if wanted & {spec.sentence_embedding, spec.pooled}:
+            found |= self._dense(tokens, pooling_mask)
+        if spec.sparse is not None and spec.sparse.output in wanted and self._sparse is not None:
+            found[spec.sparse.output] = self._sparse(tokens).squeeze(-1) * mask
+        if spec.multi is not None and spec.multi.output in wanted:
+            vectors = tokens
+            for module in self._multi:
+                vectors = module(vectors)
+            found[spec.multi.output] = vectors.float()
+        if spec.tokens and spec.tokens in wanted:
+            found[spec.tokens] = tokens.float()
+        return found
+
+    def weights(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """SPLADE's weights, f32 [b, vocabulary], of logits [b, l, vocabulary], which are overwritten.
+
+        The logarithm grows with its argument, so where the largest counts it is taken of that alone.
+        """
+        strategy, activation = self._splade
+        left_out = (mask == 0).unsqueeze(-1)
+        if strategy == "max":
+            made = logits.masked_fill_(left_out, float("-inf")).amax(1).float().relu().log1p()
+            return made.log1p() if activation == "log1p_relu" else made
+        made = logits.masked_fill_(left_out, 0.0).float().relu_().log1p_()
+        return (made.log1p_() if activation == "log1p_relu" else made).sum(1)
+
+    def _dense(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        import torch
+
+        parts = [POOLINGS[mode](tokens, mask) for mode in self._modes]
+        vectors = before = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        for module in self._after:
+            before, vectors = vectors, module(vectors)
+        pooled = before if self._spec.ends_normalized else vectors.clone()
+        return {self._spec.pooled: pooled} | {self._spec.sentence_embedding: vectors}
+
+
+def _cut(dimension: int) -> Module:
+    return lambda x: x[..., :dimension]
+
+
+def _first(tokens: Tensor, mask: Tensor) -> Tensor:
+    """The first token that the mask keeps; token 0 when it keeps none."""
+    return _pick(tokens, (mask > 0).int().argmax(1))
+
+
+def _last(tokens: Tensor, mask: Tensor) -> Tensor:
+    """The last token that the mask keeps; zeros when it keeps none."""
+    kept = (mask > 0).int()
+    last = mask.shape[1] - 1 - kept.flip(1).argmax(1)
+    return _pick(tokens, last).masked_fill(kept.sum(1, keepdim=True) == 0, 0.0)
+
+
+def _pick(tokens: Tensor, at: Tensor) -> Tensor:
+    import torch
+
+    return tokens[torch.arange(len(tokens), device=tokens.device), at].float()
+
+
+def _max(tokens: Tensor, mask: Tensor) -> Tensor:
+    """The largest value of each dimension; zeros when the mask keeps no token."""
+    left_out = (mask == 0).unsqueeze(-1)
+    highest = tokens.masked_fill(left_out, float("-inf")).amax(1).float()
+    return highest.masked_fill(mask.sum(1, keepdim=True) == 0, 0.0)
+
+
+def _mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    return _sum(tokens, mask) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def _mean_sqrt_len(tokens: Tensor, mask: Tensor) -> Tensor:
+    return _sum(tokens, mask) / mask.sum(1, keepdim=True).clamp(min=1).float().sqrt()
+
+
+def _weighted_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    import torch
+
+    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    weighted = _kept(tokens, mask).float() * weights.unsqueeze(-1)
+    return weighted.sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+def _sum(tokens: Tensor, mask: Tensor) -> Tensor:
+    import torch
+
+    return _kept(tokens, mask).sum(1, dtype=torch.float32)
+
+
+def _kept(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Zeros where the mask keeps nothing, whatever stands there: it may be NaN."""
+    return tokens.masked_fill((mask == 0).unsqueeze(-1), 0.0)
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": _first,
+    "max": _max,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}
+"""Pooling mode to f32 [b, width] of token vectors [b, l, width] and an integer mask [b, l]."""
+
+
+def activation_of(name: str) -> Module:
+    """By the names of `TextSpec.modules`. Raises ModelFileError for one that is not known."""
+    import torch
+    from torch.nn import functional
+
+    known: dict[str, Module] = {
+        "identity": lambda x: x,
+        "tanh": torch.tanh,
+        "relu": torch.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "sigmoid": torch.sigmoid,
+        "silu": functional.silu,
+    }
+    if name not in known:
+        raise ModelFileError(f"unknown activation {name!r}; Shoal knows {', '.join(known)}", file="modules.json")
+    return known[name]
+
+
+def _module(folder: Path, step: LayerSpec, device: str) -> Module:
+    if step.kind == "normalize":
+        return normalize
+    if step.kind == TRUNCATE:
+        return _cut(step.dimension)
+    into, out = step.takes, step.dimension
+    if step.kind == "layer_norm":
+        return LayerNorm(*(_tensor(folder, step, f"{step.stem}{name}", (out,), device) for name in ("weight", "bias")))
+    weight = _tensor(folder, step, f"{step.stem}weight", (out, into), device)
+    bias = _tensor(folder, step, f"{step.stem}bias", (out,), device) if step.bias else None
+    added: Tensor | Literal[True] | None = None
+    if step.residual:
+        added = True if into == out else _tensor(folder, step, "residual.weight", (out, into), device)
+    return Linear(weight, bias, step.activation, added)
+
+
+def _tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
+    """One tensor of a module, as f32 on the device. Raises ModelFileError when it is absent or of another shape."""
+    from safetensors import SafetensorError, safe_open
+
+    place = folder / step.file if step.file else weights_of(folder, step.path, tensor)
+    name = place.relative_to(folder).as_posix()
+    try:
+        with safe_open(place, framework="pt") as file:
+            found = file.get_tensor(tensor) if tensor in file.keys() else None  # noqa: SIM118 - it is no dictionary
+    except (OSError, SafetensorError) as error:
+        raise ModelFileError(f"cannot be read ({error}); fetch the model again", file=name) from None
+    if found is None:
+        raise ModelFileError("is missing; fetch the model again", file=name, key=tensor)
+    if tuple(found.shape) != shape:
+        raise ModelFileError(
+            f"has shape {list(found.shape)}, but the model was stored with {list(shape)}; pull the model again",
+            file=name,
+            key=tensor,
+        )
+    return found.float().to(device)

@@ -1,0 +1,239 @@
+"""A model's folder as a network on a device: named arrays in, named tensors out."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shoal.backends.local.errors import essence
+from shoal.backends.local.torch.folder import parts_of
+from shoal.backends.local.torch.heads import Heads, Tensor
+from shoal.core.protocols import Tensors
+from shoal.errors import ModelFileError
+from shoal.specs import TextSpec
+
+Model: TypeAlias = Any
+"""A transformers.PreTrainedModel; transformers is no dependency of the type checker."""
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Precision by Shoal's names to torch's."""
+
+NAMED = {name: precision for precision, name in DTYPES.items()}
+_READ = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+_HALVED = ("t5", "mt5", "umt5")
+"""Architectures of an encoder and a decoder, of which embedders have the encoder alone."""
+
+_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
+"""What transformers calls a table of positions."""
+
+
+_loading = threading.RLock()
+"""transformers imports an architecture on its first use, and sets the default dtype and the initializers of the whole
+process while it builds a model: one load at a time."""
+
+
+class GivenUp(RuntimeError):
+    """A batch was stopped on the way, because nobody waits for it any more."""
+
+
+class Network:
+    """A loaded model with its heads. `run` may be called from several threads."""
+
+    def __init__(self, folder: Path, spec: TextSpec, precision: str, device: str) -> None:
+        """Loads the model. Raises ModelFileError when transformers cannot, or when weights are missing."""
+        self.precision = precision
+        self.device = device
+        self._spec = spec
+        self._model = _load(folder, spec, precision).to(device).eval()
+        self._heads = Heads(folder, spec, device)
+        self._takes = set(inspect.signature(self._model.forward).parameters)
+        self._bounds = _bounds(self._model)
+        self.positions = _positions(self._model)
+        self._here = threading.local()
+        for layer in _layers(self._model):
+            layer.register_forward_pre_hook(self._look)
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention that transformers chose."""
+        return str(getattr(self._model.config, "_attn_implementation", "") or "own")
+
+    def check(self, feeds: Tensors) -> None:
+        """Raise ValueError for numbers outside the model's tables: on a GPU they would end all later work."""
+        for name, size in self._bounds.items():
+            if name in feeds and (feeds[name].min() < 0 or feeds[name].max() >= size):
+                raise ValueError(f"{name} has {feeds[name].min()} to {feeds[name].max()}, the table 0 to {size - 1}")
+        length = feeds["input_ids"].shape[1]
+        if self.positions and length > self.positions:
+            raise ValueError(f"{length} tokens, the model has {self.positions} positions")
+
+    def run(self, feeds: Tensors, outputs: Sequence[str], stop: threading.Event) -> dict[str, Tensor]:
+        """The outputs as f32 tensors on the device. On a GPU they may still be under way.
+
+        Raises GivenUp soon after `stop` is set, and whatever torch raises.
+        """
+        import torch
+
+        self._here.stop = stop
+        mask = feeds["attention_mask"]
+        given = {name: feeds[name] for name in _READ if name in feeds and name in self._takes}
+        if mask.all():
+            given.pop("attention_mask")
+        else:
+            given["attention_mask"] = _somewhere(mask)
+        pooling_mask = feeds.get("pooling_mask", mask)
+        with torch.inference_mode():
+            placed = {name: self._place(array) for name, array in given.items()}
+            masks = self._place(mask), self._place(pooling_mask)
+            answer = self._model(**placed)
+            return self._read(answer, masks, set(outputs))
+
+    def free(self) -> None:
+        """Let go of the weights at once: a model holds cycles, which would keep them until the next collection."""
+        import torch
+
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+        self._heads = None  # type: ignore[assignment]
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
+
+    def _read(self, answer: Any, masks: tuple[Tensor, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+        spec = self._spec
+        if spec.score is not None:
+            return {spec.score.output: answer.logits.float()}
+        if spec.sparse is not None and spec.sparse.per == "vocabulary":
+            return {spec.sparse.output: self._heads.weights(answer.logits, masks[0])}
+        return self._heads.of(answer.last_hidden_state, *masks, wanted)
+
+    def _place(self, array: Any) -> Tensor:
+        import torch
+
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _look(self, *_: Any) -> None:
+        stop = getattr(self._here, "stop", None)
+        if stop is not None and stop.is_set():
+            raise GivenUp("nobody waits for this batch any more")
+
+
+def published_precision(folder: Path, spec: TextSpec) -> str:
+    """The precision that a model's config.json says its weights have. Raises ModelFileError."""
+    config = _config(folder / parts_of(spec).encoder)
+    return NAMED.get(str(config.dtype).rpartition(".")[2], "f32") if config.dtype is not None else "f32"
+
+
+def _config(folder: Path) -> Any:
+    with _loading:
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # transformers lets through whatever its own code for a model raises
+            raise _refused(error) from error
+    if getattr(config, "auto_map", None):
+        raise ModelFileError(
+            "the model brings its own code, which Shoal never runs; what transformers has under this name is another",
+            file="config.json",
+            key="auto_map",
+        )
+    return config
+
+
+def _load(folder: Path, spec: TextSpec, precision: str) -> Model:
+    with _loading:
+        return _load_alone(folder, spec, precision)
+
+
+def _load_alone(folder: Path, spec: TextSpec, precision: str) -> Model:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it would warn of is an error here
+    place = folder / parts_of(spec).encoder
+    config = _config(place)
+    optional = ""
+    if spec.score is not None:
+        kind = transformers.AutoModelForSequenceClassification
+    elif spec.sparse is not None and spec.sparse.per == "vocabulary":
+        kind = transformers.AutoModelForMaskedLM
+    else:
+        halved = config.is_encoder_decoder or config.model_type in _HALVED
+        kind = transformers.AutoModelForTextEncoding if halved else transformers.AutoModel
+        optional = "pooler."  # nothing reads it here, and many embedders come without
+    try:
+        model, told = kind.from_pretrained(
+            place,
+            config=config,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=getattr(torch, DTYPES[precision]),
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers lets through whatever its own code for a model raises
+        raise _refused(error) from error
+    missing = [name for name in told["missing_keys"] if not optional or optional not in name]
+    if missing or told["mismatched_keys"]:
+        wrong = sorted([*missing, *(str(key[0]) for key in told["mismatched_keys"])])
+        raise ModelFileError(
+            f"{len(wrong)} tensors are missing or of another shape than config.json says; fetch the model again",
+            file="model.safetensors",
+            key=wrong[0],
+        )
+    model.config.use_cache = False
+    return model
+
+
+def _refused(error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"transformers cannot load this model: {essence(str(error)) or type(error).__name__}; it must be of an "
+        "architecture that transformers has, with weights in safetensors",
+        file="config.json",
+    )
+
+
+def _layers(model: Model) -> list[Any]:
+    """The repeated blocks of a model: between them a batch can be given up."""
+    from torch.nn import ModuleList
+
+    return [layer for part in model.modules() if isinstance(part, ModuleList) for layer in part]
+
+
+def _bounds(model: Model) -> dict[str, int]:
+    """Input name to the rows of the table that its numbers are looked up in."""
+    bounds = {"input_ids": int(model.get_input_embeddings().num_embeddings)}
+    part: Any
+    for name, part in model.named_modules():
+        if name.endswith("token_type_embeddings") and hasattr(part, "num_embeddings"):
+            bounds["token_type_ids"] = int(part.num_embeddings)
+    return bounds
+
+
+def _positions(model: Model) -> int:
+    """Tokens that the table of positions has room for; 0 without a table. RoBERTa's starts behind its padding row."""
+    part: Any
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] in _POSITIONS and hasattr(part, "num_embeddings"):
+            padding = part.padding_idx
+            return int(part.num_embeddings) - (padding + 1 if padding is not None else 0)
+    return 0
+
+
+def _somewhere(mask: Any) -> Any:
+    """The mask with the first token kept in rows that keep none: attention to nothing is NaN."""
+    empty = ~mask.any(axis=1)
+    if not empty.any():
+        return mask
+    mask = mask.copy()
+    mask[empty, 0] = 1
+    return mask

@@ -1,0 +1,351 @@
+"""Models of OpenAI-compatible servers, put together: what they can do, runners for it, and the facts to show."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from shoal.backends import parse_address
+from shoal.backends.base.backend import Target
+from shoal.backends.base.http_answer import Answer, refused_key, said
+from shoal.backends.base.http_client import Client
+from shoal.backends.local.open import limits_of
+from shoal.backends.openai.errors import lacks_model, lacks_route
+from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, counter_of, open_embedder, open_scorer
+from shoal.backends.openai.replicas import Fleet, Replica
+from shoal.backends.openai.routes import Kind, Route, score_routes
+from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.wire import ModelsWire, ModelWire
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.closing import close_all
+from shoal.core.probe import TEXTS
+from shoal.core.protocols import ModelFacts, Runner
+from shoal.core.routing import ByTask
+from shoal.decoding import json_decoder
+from shoal.errors import AddressError, CapacityError, ConfigError, DeadlineExceeded, EngineFailed, TransportFailed
+from shoal.models.address import Address, Served, check_name
+from shoal.types import TaskKind
+
+_MODELS = json_decoder(ModelsWire)
+
+logger = logging.getLogger("shoal.openai")
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between tries to reach a server; the last one goes on for ever."""
+
+ASK_S = 10.0
+"""For a question that costs no token."""
+
+DEFAULT_PATH = "/v1"
+"""Of an address without one."""
+
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of a server that may answer otherwise later."""
+
+Note = Callable[[str], None]
+"""Told what a model waits for, in words."""
+
+_NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the first server says of the model. `listed` None: it does not list its models, or not this one. `routes`:
+    those that may score."""
+
+    number: int
+    tasks: tuple[TaskKind, ...]
+    listed: ModelWire | None
+    routes: Sequence[Route] = ()
+
+
+class _Waits(Exception):
+    """The server is there and cannot say yet."""
+
+
+class UpstreamModel(ByTask):
+    """The runners of one model, and the connections that they share."""
+
+    def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
+        super().__init__(runners)
+        self._held = held
+
+    @property
+    def facts(self) -> ModelFacts:
+        """With the names of classes that are known by now."""
+        facts = super().facts
+        labels = next((runner.facts.labels for runner in self._runners if runner.facts.labels), ())
+        return facts if facts.labels == labels else replace(facts, labels=labels)
+
+    async def aclose(self) -> None:
+        await close_all(super().aclose, self._held.aclose)
+
+
+async def open_upstream(target: Target, lane: MakeLane, note: Note) -> Runner:
+    """Open a model as soon as one of its servers can say what it does; the others join when they come and agree.
+
+    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
+    model cannot be served. Nothing that is asked here makes a server generate.
+    """
+    async with AsyncExitStack() as opened:
+        clients = []
+        for address in target.addresses:
+            clients.append(client_of(address, target.settings))
+            opened.push_async_callback(clients[-1].aclose)
+        for pause in _lasting():
+            found = await _first(target, clients, note)
+            try:
+                runners = await _runners(target, clients, found, lane)
+                return UpstreamModel(runners, opened.pop_all())
+            except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
+                note(f"waiting for {target.addresses[found.number]}: {error.message}")
+            await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+    """The models that a server lists, by the name to serve them under: what to serve, or why it cannot be.
+
+    Raises TransportFailed and DeadlineExceeded while it is not there, ConfigError for one that lists nothing.
+    """
+    client = client_of(address, settings)
+    try:
+        answer = await client.get("/models", time.monotonic() + ASK_S)
+    finally:
+        await client.aclose()
+    if key := refused_key(answer, client.base):
+        raise ConfigError(key.message)
+    if answer.status in BUSY:
+        raise TransportFailed(f"{client.base}/models answers status {answer.status}{said(answer)}: try again")
+    listed = _listed(answer)
+    if listed is None:
+        raise ConfigError(f"{address} does not list its models: name the one to serve, as {address}#MODEL")
+    found: dict[str, Served | str] = {}
+    # Those that keep their names come first, so that no other is served under one of them.
+    for model in sorted({one.id: None for one in listed}, key=lambda model: served_name(model) != model):
+        name = served_name(model)
+        here = msgspec.structs.replace(address, model=model)
+        try:
+            check_name(name)
+            if parse_address(str(here)) != here:
+                raise AddressError(f"{model!r} cannot stand in an address")
+            if name in found:
+                raise AddressError(f"another model is served as {name} already: name this one, NAME={here}")
+            found[name] = Served(name=name, addresses=(here,))
+        except AddressError as error:
+            found[model] = error.message
+    return found
+
+
+def served_name(model: str) -> str:
+    """A server's name of a model as one to serve it under: no tag `latest`, other tags after a dash, and of a path its
+    last two parts, or the file alone."""
+    parts = [_NO_PART.sub("-", part).strip("-.") for part in model.removesuffix(":latest").split("/")]
+    return "/".join(parts[-1:] if model.startswith(("/", ".")) else parts[-2:])
+
+
+def client_of(address: Address, settings: Settings) -> Client:
+    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    scheme = address.scheme.removeprefix("openai+")
+    path = "" if "/" in address.target else DEFAULT_PATH
+    return Client(
+        f"{scheme}://{address.target}{path}",
+        key=settings.upstream_api_key,
+        connect_timeout_s=settings.connect_timeout_s,
+    )
+
+
+def _lasting() -> Iterator[float]:
+    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
+
+
+async def _first(target: Target, clients: Sequence[Client], note: Note) -> _Found:
+    """What the first server that answers says."""
+    for pause in _lasting():
+        for number, (client, address) in enumerate(zip(clients, target.addresses, strict=True)):
+            try:
+                return await _asked(client, address.model, target.table, number)
+            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
+                note(f"waiting for {address}: {error.message}")
+            except _Waits as error:
+                note(f"waiting for {address}: {error}")
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def _asked(client: Client, model: str, table: ModelTable, number: int) -> _Found:
+    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _Waits while it cannot be told, ConfigError where it
+    can and the model cannot be served."""
+    answer = await client.get("/models", time.monotonic() + ASK_S)
+    if answer.status in BUSY:
+        raise _Waits(f"/models answers status {answer.status}{said(answer)}")
+    listed = _listed(answer) or []
+    own = next((one for one in listed if one.id == model), None)
+    if tasks := table.tasks or (own.able if own is not None else ()):
+        kinds = [kind for kind, does in _KINDS.items() if does in tasks or (kind == "classify" and "rerank" in tasks)]
+        routes, unsure = await score_routes(client, model, kinds, ASK_S)
+        if kinds and not routes:
+            _wait_for(unsure, client, "score")
+        return _Found(number, tasks, own, routes)
+    embeds = await _embeds(client, model)
+    generates = await _generates(client, model)
+    answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
+    tasks = tuple(task for task, told in answers.items() if told is True)
+    routes, unsure = ([], []) if tasks else await score_routes(client, model, tuple(_KINDS), ASK_S)
+    if routes:  # of many models behind one server, only texts tell which of them scores
+        tasks = ("rerank", "classify")
+    for task, told in answers.items():
+        if isinstance(told, Answer) and (why := _undecided(told, client, tasks)):
+            raise _Waits(f"{why}, asked whether it can {task}{_SAYS if tasks else ''}")
+    if tasks:
+        return _Found(number, tasks, own, routes)
+    if not any(isinstance(told, Answer) and refused_key(told, client.base) for told in answers.values()):
+        _wait_for(unsure, client, "score")
+    raise ConfigError(_neither(client, model, generates, [one.id for one in listed]))
+
+
+_KINDS: dict[Kind, TaskKind] = {"score": "rerank", "rerank": "rerank", "classify": "classify"}
+"""Routes for scores, the best first, by what they are for."""
+
+
+def _wait_for(unsure: Sequence[Answer], client: Client, task: str) -> None:
+    """Raises _Waits where one of these answers may become another later."""
+    for answer in unsure:
+        key = refused_key(answer, client.base)
+        raise _Waits(
+            f"{key.message if key else f'it answers status {answer.status}{said(answer)}'}, asked whether it can {task}"
+        )
+
+
+_SAYS = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
+
+
+def _undecided(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
+    """Why a refusal may become another answer later; "" for one that stands. `tasks`: what the model is known to do."""
+    if tasks and (key := refused_key(told, client.base)):
+        return key.message
+    # Some servers fail with 500 over what they cannot do at all: where another task is there, that is one.
+    if told.status in (BUSY - {500} if tasks else BUSY):
+        return f"it answers status {told.status}{said(told)}"
+    return ""
+
+
+def _neither(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
+    """Why a model can do nothing that is known here."""
+    assert isinstance(told, Answer)
+    if key := refused_key(told, client.base):
+        return key.message
+    if names and model not in names:
+        return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
+    return (
+        f"{model} at {client.base} neither embeds, scores nor chats{said(told)}: check the name and the path, and "
+        "say what it can do with `tasks` in its table of shoal.toml"
+    )
+
+
+async def _embeds(client: Client, model: str) -> bool | Answer:
+    """True, or the answer that says that it does not."""
+    body = msgspec.json.encode({"model": model, "input": [TEXTS[0]]})
+    answer = await client.post("/embeddings", body, time.monotonic() + PROBE_S)
+    return True if answer.status == 200 and b'"embedding"' in answer.body else answer
+
+
+async def _generates(client: Client, model: str) -> bool | Answer:
+    """True, or the answer that says that it does not. The question has no messages and room for no token, so every
+    server refuses it, or has nothing to do; what counts is whether it refuses the route or the model."""
+    body = msgspec.json.encode({"model": model, "messages": [], "max_tokens": 0})
+    answer = await client.post("/chat/completions", body, time.monotonic() + ASK_S)
+    # A server that fails over an empty conversation has the route.
+    if refused_key(answer, client.base) or answer.status in BUSY - {500}:
+        return answer
+    return answer if lacks_model(answer) or lacks_route(answer) else True
+
+
+def _listed(answer: Answer) -> list[ModelWire] | None:
+    """The models of a list; None where it is none."""
+    if answer.status != 200:
+        return None
+    try:
+        return _MODELS.decode(answer.body).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+async def _runners(target: Target, clients: Sequence[Client], found: _Found, lane: MakeLane) -> list[Runner]:
+    facts = _facts(target, found)
+    servers = Servers(target=target, clients=clients, number=found.number)
+    tasks = set(found.tasks)
+    runners: list[Runner] = []
+    async with AsyncExitStack() as opened:
+        counter = None if tasks == {"generate"} else await asyncio.to_thread(counter_of, target.settings, target.table)
+        if "embed" in tasks:
+            embedder = await open_embedder(servers, facts, counter, lane)
+            opened.push_async_callback(embedder.aclose)
+            runners.append(embedder)
+            facts = embedder.facts
+        if tasks & {"rerank", "classify"}:
+            labels = found.listed.classes if found.listed is not None else ()
+            scores = replace(facts, tasks=tuple(task for task in found.tasks if task in ("rerank", "classify")))
+            scorer = await open_scorer(servers, scores, counter, lane, routes=found.routes, labels=labels)
+            opened.push_async_callback(scorer.aclose)
+            runners.append(scorer)
+            facts = facts if "embed" in tasks else scorer.facts
+        if "generate" in tasks:
+            runners.append(_generator(target, clients, replace(facts, tasks=("generate",), labels=())))
+        opened.pop_all()
+    return runners
+
+
+def _generator(target: Target, clients: Sequence[Client], facts: ModelFacts) -> UpstreamRunner:
+    table, settings = target.table, target.settings
+    adapters = {name: str(there) for name, there in table.adapters.items()}
+    fleet = Fleet(
+        [Replica(client, address.model, adapters) for client, address in zip(clients, target.addresses, strict=True)]
+    )
+    defaults: dict[str, Any] = dict(table.sampling)
+    if settings.default_max_tokens:
+        defaults.setdefault("max_tokens", settings.default_max_tokens)
+    options = UpstreamOptions(
+        strip=frozenset(settings.strip_parameters),
+        defaults=defaults,
+        first_token_timeout_s=settings.first_token_timeout_s,
+    )
+    fleet.start()
+    return UpstreamRunner(fleet, facts, options)
+
+
+def _facts(target: Target, found: _Found) -> ModelFacts:
+    table = target.table
+    listed = found.listed
+    return ModelFacts(
+        id=target.addresses[found.number].model,
+        source=target.source,
+        backend="openai",
+        tasks=found.tasks,
+        context_tokens=(
+            table.context_tokens or (listed.context if listed else None) or table.for_language_model.context_tokens
+        )
+        if "generate" in found.tasks
+        else None,
+        max_input_tokens=(table.max_tokens or (listed.longest_input if listed else None))
+        if set(found.tasks) - {"generate"}
+        else None,
+        adapters=tuple(sorted(table.adapters)) if "generate" in found.tasks else (),
+        details={
+            **limits_of(target.settings),
+            "model": target.addresses[found.number].model,
+            "servers": [str(address) for address in target.addresses],
+        },
+    )
+
+
+__all__ = ["UpstreamModel", "client_of", "offered", "open_upstream", "served_name"]

@@ -1,0 +1,373 @@
+"""Embeddings and scores of OpenAI-compatible servers: lanes over their engines, and what each model says of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from shoal.backends.base.backend import Target
+from shoal.backends.base.http_client import Client
+from shoal.backends.openai.engine import SLOTS, UpstreamEngine
+from shoal.backends.openai.routes import Route
+from shoal.backends.openai.scores import LabelNames
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.probe import (
+    LEAST_COSINE,
+    PAIRS,
+    TEXTS,
+    Probed,
+    ProbedScores,
+    least_cosine,
+    probe,
+    probe_scores,
+)
+from shoal.core.protocols import Engine, ModelFacts, Pipeline
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import BackendError, ConfigError, TransportFailed
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.sources import Access
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER
+from shoal.pipelines.passing import Passes
+from shoal.pipelines.scores import activated
+from shoal.pipelines.text.codec import TokenizerCodec
+from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
+from shoal.pipelines.text.strings import StringPipeline, StringSpec
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.specs import Activation
+from shoal.types import TaskKind, Vectors
+
+PROBE_S = 60.0
+"""For the first texts of a model, which its server may have to load."""
+
+QUERY_SLOTS = 8
+"""Calls in flight of a server that takes one query a call: those of several users cannot be joined."""
+
+A_FEW_IDS = [1, 2, 3]
+"""Tokens of any vocabulary."""
+
+OF_VECTORS: Passes = frozenset(
+    {"dimensions", "input_type", "normalize", "prompt_name", "truncate", "truncation_direction"}
+)
+OF_SCORES: Passes = frozenset({"truncate", "truncation_direction"})
+OF_RERANK: Passes = frozenset({"truncate", "max_document_tokens"})
+
+NEAREST = 1e-3
+"""Probabilities nearer to 0 and 1 are compared as if they were no nearer: half precision tells them apart badly."""
+
+SAME_SCORE = 0.01
+"""Between a server's score and the activation of its raw one."""
+
+MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """A model's servers and their order; the one at `number` answers, and the others join when they do."""
+
+    target: Target
+    clients: Sequence[Client]
+    number: int
+
+
+def counter_of(settings: Settings, table: ModelTable) -> TextTokenizer | None:
+    """The tokenizer of a model whose server reads text: it counts, and is shown. Blocks."""
+    if table.tokenizer is None:
+        return None
+    access = Access(offline=settings.offline, hf_token=settings.hf_token)
+    return TextTokenizer(tokenizer_folder(table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
+
+
+class _Embedding:
+    """One try to open a lane of embeddings."""
+
+    def __init__(self, servers: Servers, counter: TextTokenizer | None) -> None:
+        self.servers = servers
+        self.counter = counter
+        self.ids = False
+        self._provisional = StringPipeline(StringSpec(dimension=1), truncate=True)
+        self._reference: list[Probed] = []
+
+    async def runner(self, facts: ModelFacts, lane: MakeLane) -> BatchedRunner:
+        servers, target = self.servers, self.servers.target
+        engines = [
+            UpstreamEngine(
+                client,
+                address.model,
+                f"{target.name}-{at}",
+                admit=self._admit,
+                slots=target.settings.streams or SLOTS,
+                serving=at == servers.number,
+            )
+            for at, (client, address) in enumerate(zip(servers.clients, target.addresses, strict=True))
+        ]
+        async with AsyncExitStack() as opened:
+            for engine in engines:
+                opened.push_async_callback(engine.aclose)
+            first = engines[servers.number]
+            try:
+                self._reference.append(await probe(first, self._provisional, time.monotonic() + PROBE_S))
+            except BackendError as error:
+                if isinstance(error, TransportFailed):
+                    raise
+                raise ConfigError(f"{target.name} does not embed: {error.message}") from error
+            counted = first.counted
+            self.ids = await self._takes_ids(first)
+            pipeline = self._pipeline(counted=counted)
+            facts = self._facts(facts, pipeline)
+            for engine in engines:
+                engine.dimension = pipeline.spec.dimension
+                engine.start()
+            codec = TokenizerCodec(self.counter, pipeline.spec) if self.counter is not None else None
+            runner = BatchedRunner(lane(pipeline, engines, facts), facts, codec)
+            opened.pop_all()
+        return runner
+
+    async def _admit(self, engine: UpstreamEngine) -> None:
+        probed = await probe(engine, self._provisional, time.monotonic() + PROBE_S)
+        self._reference[0].check(probed, engine.facts.name)
+        if self.ids and not await self._takes_ids(engine):
+            raise ConfigError(f"{engine.facts.name} takes no token ids, and its peers do: serve it under another name")
+
+    async def _takes_ids(self, engine: UpstreamEngine) -> bool:
+        """Whether it takes token ids in the place of a text; with a tokenizer here, whether they mean the same."""
+        ids, text = A_FEW_IDS, ""
+        if self.counter is not None:
+            text = TEXTS[0]
+            ids = self.counter.raw.encode_batch_fast([text])[0].ids
+        inputs = np.empty(1, dtype=object)
+        inputs[0] = ids
+        try:
+            found = await engine.infer({"text": inputs}, ("embedding",), {}, time.monotonic() + PROBE_S)
+        except TransportFailed:
+            raise
+        except BackendError:
+            return False
+        row = found["embedding"]
+        if not np.isfinite(row).all() or row.shape[1] != self._reference[0].dimension:
+            return False
+        return not text or least_cosine(self._reference[0].vectors[:1], row) >= LEAST_COSINE
+
+    def _pipeline(self, *, counted: bool) -> StringPipeline:
+        target, probed = self.servers.target, self._reference[0]
+        table, passes = target.table, frozenset(target.table.passes) & OF_VECTORS
+        if table.dimension is not None and table.dimension != probed.dimension:
+            raise ConfigError(
+                f"{target.name} gives vectors of {probed.dimension} dimensions, and the configuration says "
+                f"{table.dimension}: correct it, or leave it out, since the model decides"
+            )
+        if table.prompts and "prompt_name" in passes:
+            raise ConfigError(
+                f"{target.name}: its server is told the names of prompts, and the configuration has prompts of its own:"
+                " leave out `prompts`, or prompt_name from what it passes"
+            )
+        spec = StringSpec(
+            dimension=probed.dimension,
+            prompts=table.prompts,
+            default_prompt_name=table.default_prompt_name,
+            normalized=probed.unit,
+            max_tokens=table.max_tokens or 0,
+            token_count="token_count" if counted else "",
+            passes=passes,
+            ids=self.ids,
+        )
+        return StringPipeline(
+            spec, truncate=target.settings.truncate, normalize=table.normalize, tokenizer=self.counter
+        )
+
+    def _facts(self, facts: ModelFacts, pipeline: StringPipeline) -> ModelFacts:
+        spec = pipeline.spec
+        # What the servers are told, and whether they take ids, changes no vector that can be had both ways.
+        told = [facts.id, "openai", msgspec.to_builtins(replace(spec, ids=False, passes=frozenset()))]
+        return replace(
+            facts,
+            tasks=("embed",),
+            dimension=spec.dimension,
+            prompts=dict(spec.prompts),
+            default_prompt_name=spec.default_prompt_name,
+            space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
+            answers=self._reference[0].digest,
+            verified=f"{len(TEXTS)} texts answered, all finite",
+            details={**facts.details, "usage": _usage(self.counter, spec.token_count), "token_ids": spec.ids},
+        )
+
+
+async def open_embedder(
+    servers: Servers, facts: ModelFacts, counter: TextTokenizer | None, lane: MakeLane
+) -> BatchedRunner:
+    """Raises ConfigError for a model that gives no vectors, or not those that the configuration says; TransportFailed
+    and CapacityError for a server that went away or is busy."""
+    return await _Embedding(servers, counter).runner(facts, lane)
+
+
+class Scorer(BatchedRunner):
+    """The runner of a model that scores. Servers tell the names of classes as they come up, so its facts have those
+    that are known by now."""
+
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TokenizerCodec | None, labels: LabelNames) -> None:
+        super().__init__(lane, facts, codec)
+        self._labels = labels
+
+    @property
+    def facts(self) -> ModelFacts:
+        facts = super().facts
+        return facts if facts.labels == self._labels.told else replace(facts, labels=self._labels.told)
+
+
+class _Scores:
+    """One try to open a lane of scores over these routes, of which the first one is that of the model's task."""
+
+    def __init__(
+        self, servers: Servers, routes: Sequence[Route], counter: TextTokenizer | None, labels: Sequence[str]
+    ) -> None:
+        self.servers = servers
+        self.routes = routes
+        self.counter = counter
+        self.ranks = routes[0].kind != "classify"
+        self.labels = LabelNames(labels or (("LABEL_0",) if self.ranks else ()))
+        self.raw = False
+        self._inputs = PAIRS if self.ranks else TEXTS
+        self._reference: list[ProbedScores] = []
+
+    async def runner(self, facts: ModelFacts, lane: MakeLane) -> Scorer:
+        servers, target = self.servers, self.servers.target
+        slots = QUERY_SLOTS if self.routes[0].kind == "rerank" else SLOTS
+        engines = [
+            UpstreamEngine(
+                client,
+                address.model,
+                f"{target.name}-{at}",
+                admit=self._admit,
+                calls=[route.calls(self.labels) for route in self.routes],
+                slots=target.settings.streams or slots,
+                serving=at == servers.number,
+            )
+            for at, (client, address) in enumerate(zip(servers.clients, target.addresses, strict=True))
+        ]
+        async with AsyncExitStack() as opened:
+            for engine in engines:
+                opened.push_async_callback(engine.aclose)
+            first = engines[servers.number]
+            final = await self._asked(first, raw=False)
+            counted = first.counted
+            self._reference.append(_comparable(final))
+            self.raw = await self._gives_raw(first, final)
+            pipeline = self._pipeline(counted=counted)
+            facts = self._facts(facts, pipeline)
+            for engine in engines:
+                engine.start()
+            codec = TokenizerCodec(self.counter, StringSpec(dimension=0)) if self.counter is not None else None
+            runner = Scorer(lane(pipeline, engines, facts), facts, codec, self.labels)
+            opened.pop_all()
+        return runner
+
+    async def _admit(self, engine: UpstreamEngine) -> None:
+        self._reference[0].check(_comparable(await self._asked(engine, raw=False)), engine.facts.name)
+
+    async def _asked(self, engine: UpstreamEngine, *, raw: bool) -> Vectors:
+        """What it answers to a few inputs, as it gives it."""
+        passes: Passes = frozenset({"raw_scores"}) if raw else frozenset()
+        spec = StringPairSpec(labels=("",), activation="identity", raw=not raw, passes=passes)
+        pipeline = StringPairPipeline(spec, truncate=True)
+        return (await probe_scores(engine, pipeline, time.monotonic() + PROBE_S, self._inputs)).scores
+
+    async def _gives_raw(self, engine: UpstreamEngine, final: Vectors) -> bool:
+        """Whether it gives raw scores when it is asked for them: servers that do not know the question answer as
+        always, or refuse it."""
+        try:
+            raw = await self._asked(engine, raw=True)
+        except TransportFailed:
+            raise
+        except BackendError:
+            return False
+        over: tuple[Activation, ...] = ("sigmoid", "softmax")
+        return raw.shape == final.shape and any(
+            np.allclose(final, activated(raw, activation), atol=SAME_SCORE) for activation in over
+        )
+
+    def _pipeline(self, *, counted: bool) -> StringPairPipeline:
+        target = self.servers.target
+        kind = self.routes[0].kind
+        passes = frozenset(target.table.passes) & (OF_RERANK if kind == "rerank" else OF_SCORES)
+        spec = StringPairSpec(
+            labels=self.labels.told,
+            activation="identity",
+            max_tokens=target.table.max_tokens or 0,
+            token_count="token_count" if counted else "",
+            one_query=kind == "rerank",
+            passes=passes | ({"raw_scores"} if self.raw else set()),
+        )
+        return StringPairPipeline(spec, truncate=target.settings.truncate, tokenizer=self.counter)
+
+    def _facts(self, facts: ModelFacts, pipeline: StringPairPipeline) -> ModelFacts:
+        spec = pipeline.spec
+        tasks: tuple[TaskKind, ...] = ("rerank", "classify") if self.ranks else ("classify",)
+        return replace(
+            facts,
+            tasks=tasks,
+            vectors=(),
+            labels=self.labels.told,
+            verified=f"{len(self._inputs)} inputs answered, all finite",
+            details={
+                **facts.details,
+                "usage": _usage(self.counter, spec.token_count),
+                "routes": [route.path for route in self.routes],
+                "raw_scores": self.raw,
+            },
+        )
+
+
+async def open_scorer(
+    servers: Servers,
+    facts: ModelFacts,
+    counter: TextTokenizer | None,
+    lane: MakeLane,
+    *,
+    routes: Sequence[Route],
+    labels: Sequence[str] = (),
+) -> Scorer:
+    """Over the first of these routes that scores. `facts.tasks` say what it is to do, `labels` a classifier's classes.
+
+    Many servers have every route for all of their models, and tell only over real texts what each model can do. Raises
+    ConfigError where none scores; TransportFailed and CapacityError as `open_embedder`.
+    """
+    why = "it has no route for that: check the path of its address"
+    for each in _arranged(routes, facts.tasks):
+        try:
+            return await _Scores(servers, each, counter, labels if each[0].kind == "classify" else ()).runner(
+                facts, lane
+            )
+        except BackendError as error:
+            if isinstance(error, TransportFailed):
+                raise
+            why = error.message
+    can = "rerank" if "rerank" in facts.tasks else "classify"
+    raise ConfigError(f"{servers.target.name} does not {can}: {why}")
+
+
+def _arranged(routes: Sequence[Route], tasks: Sequence[TaskKind]) -> list[list[Route]]:
+    """Which routes to try together, in order: who ranks may score single texts by another route."""
+    classify = [route for route in routes if route.kind == "classify"]
+    ranking = [route for route in routes if route.kind != "classify"]
+    if "rerank" not in tasks:
+        return [[route] for route in classify]
+    return [[route, *classify] for route in ranking] + ([] if tasks == ("rerank",) else [[each] for each in classify])
+
+
+def _usage(counter: TextTokenizer | None, token_count: str) -> str:
+    return "counted" if counter is not None else "reported" if token_count else "estimated"
+
+
+def _comparable(scores: Vectors) -> ProbedScores:
+    """Final scores as logits, of which replicas must agree as of raw ones; what are no probabilities stay."""
+    if not ((scores >= 0) & (scores <= 1)).all():
+        return ProbedScores(scores)
+    kept = np.clip(scores, NEAREST, 1 - NEAREST)
+    return ProbedScores(np.log(kept / (1 - kept)).astype(np.float32))

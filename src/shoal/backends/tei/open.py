@@ -1,0 +1,321 @@
+"""Models of text-embeddings-inference servers, put together: what a server says of its model, a runner, and the facts
+to show."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from shoal.backends.base.backend import Target
+from shoal.backends.base.http_client import Client
+from shoal.backends.local.open import limits_of
+from shoal.backends.openai.open import served_name
+from shoal.backends.openai.open_lanes import counter_of
+from shoal.backends.tei.codec import TeiCodec
+from shoal.backends.tei.engine import SLOTS, TeiEngine
+from shoal.backends.tei.http_link import HttpLink
+from shoal.backends.tei.info import Info
+from shoal.backends.tei.link import Link
+from shoal.config.settings import Settings
+from shoal.core.closing import close_all
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.probe import (
+    PAIRS,
+    TEXTS,
+    Probed,
+    ProbedScores,
+    ProbedSparse,
+    probe,
+    probe_scores,
+    probe_sparse,
+)
+from shoal.core.protocols import Engine, ModelFacts, Pipeline, Runner
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import (
+    AddressError,
+    BackendError,
+    CapacityError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    InputRejected,
+    TransportFailed,
+)
+from shoal.models.address import Address, Served, check_name
+from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
+from shoal.pipelines.text.strings import StringPipeline, StringSpec
+from shoal.pipelines.text.tokenizer import TextTokenizer
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between tries to reach a server; the last one goes on for ever."""
+
+ASK_S = 10.0
+PROBE_S = 60.0
+"""For the first texts of a model."""
+
+SAME_S = 2.0
+"""For one text to a server that is in service; a busy one is asked another time."""
+
+CUTS = frozenset({"truncate", "truncation_direction"})
+VECTORS = frozenset({"prompt_name", "normalize", "dimensions"})
+
+Note = Callable[[str], None]
+"""Told what a model waits for, in words."""
+
+MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
+
+Answered = Probed | ProbedSparse | ProbedScores
+
+
+class TeiModel(BatchedRunner):
+    """The runner of one model, and the connections behind it."""
+
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
+        super().__init__(lane, facts, codec)
+        self._held = held
+
+    async def aclose(self) -> None:
+        await close_all(super().aclose, self._held.aclose)
+
+
+async def open_tei(target: Target, lane: MakeLane, note: Note) -> Runner:
+    """Open a model as soon as one of its servers says what it is; the others join when they come and agree.
+
+    While no server is there, or none that answers, this waits, for ever: `note` is told why. Raises SetupError when a
+    server is there and the model cannot be served.
+    """
+    async with AsyncExitStack() as opened:
+        links = []
+        for address in target.addresses:
+            links.append(link_of(address, target.settings))
+            opened.push_async_callback(links[-1].aclose)
+        counter = await asyncio.to_thread(counter_of, target.settings, target.table)
+        for pause in _lasting():
+            number, info = await _first(target, links, note)
+            try:
+                return await _Opening(target, links, number, info, counter).model(lane, opened)
+            except (BackendError, CapacityError) as error:  # it went away, got busy, or failed before its first answer
+                note(f"waiting for {target.addresses[number]}: {error.message}")
+            await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+    """The model of a server, by the name to serve it under: what to serve, or why it cannot be.
+
+    Raises TransportFailed, DeadlineExceeded and EngineFailed while it is not there, ConfigError for another server.
+    """
+    link = link_of(address, settings)
+    try:
+        info = await link.info(time.monotonic() + ASK_S)
+    finally:
+        await link.aclose()
+    name = served_name(info.model_id or info.served_name)
+    try:
+        return {check_name(name): Served(name=name, addresses=(address,))}
+    except AddressError as error:
+        return {info.model_id: f"{error.message}; give it a name: NAME={address}"}
+
+
+def link_of(address: Address, settings: Settings) -> Link:
+    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    scheme, key, patience_s = address.scheme.removeprefix("tei+"), settings.upstream_api_key, settings.connect_timeout_s
+    if scheme in ("http", "https"):
+        return HttpLink(Client(f"{scheme}://{address.target}", key=key, connect_timeout_s=patience_s))
+    from shoal.backends.tei.grpc_link import GrpcLink
+
+    return GrpcLink(address.target, tls=scheme == "grpcs", key=key, connect_timeout_s=patience_s)
+
+
+def _lasting() -> Iterator[float]:
+    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
+
+
+async def _first(target: Target, links: Sequence[Link], note: Note) -> tuple[int, Info]:
+    """The first server that says what it is, by its place, and what it says."""
+    for pause in _lasting():
+        for number, (link, address) in enumerate(zip(links, target.addresses, strict=True)):
+            try:
+                info = await link.info(time.monotonic() + ASK_S)
+            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
+                note(f"waiting for {address}: {error.message}")
+                continue
+            check_model(address, info)
+            return number, info
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")
+
+
+def check_model(address: Address, info: Info) -> None:
+    """Raise ConfigError for a server that has another model than its address names."""
+    if address.model and address.model not in (info.model_id, info.served_name, served_name(info.model_id)):
+        raise ConfigError(
+            f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or leave the"
+            " model out"
+        )
+
+
+class _Opening:
+    """One try to open a model: `number` is the place of the server that answered, with `info`."""
+
+    def __init__(
+        self, target: Target, links: Sequence[Link], number: int, info: Info, counter: TextTokenizer | None
+    ) -> None:
+        self.target = target
+        self.links = links
+        self.number = number
+        self.info = info
+        self.counter = counter
+        # Where requests do not say, what the operator of either side wants refused is refused.
+        self.truncate = target.settings.truncate and info.auto_truncate
+        self.most = target.table.max_tokens or info.max_input_length or 0
+        self.reference: Answered | None = None
+        self._places = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
+
+    async def model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
+        target, number = self.target, self.number
+        engines = [
+            TeiEngine(
+                link,
+                self.info,
+                f"{target.name}-{at}",
+                admit=self._admit,
+                same=self._same,
+                slots=target.settings.streams or SLOTS,
+                serving=at == number,
+            )
+            for at, link in enumerate(self.links)
+        ]
+        async with AsyncExitStack() as opened:
+            for engine in engines:
+                opened.push_async_callback(engine.aclose)
+            try:
+                self.reference = await self._probed(engines[number])
+            except InputRejected as error:  # texts that every model takes: no other time helps
+                raise ConfigError(f"{target.name} does not answer: {error.message}") from error
+            if isinstance(self.reference, Probed):
+                for engine in engines:
+                    engine.dimension = self.reference.dimension
+            pipeline = self._pipeline(self.reference)
+            facts = self._facts(pipeline, self.reference)
+            for engine in engines:
+                engine.start()
+            model = TeiModel(lane(pipeline, engines, facts), facts, TeiCodec(engines), held.pop_all())
+            opened.pop_all()
+        return model
+
+    async def _admit(self, engine: TeiEngine) -> None:
+        """Raises ConfigError for a server that is none of this model's, or no longer."""
+        info, name = engine.info, engine.facts.name
+        if (info.kind, info.labels) != (self.info.kind, self.info.labels):
+            raise ConfigError(
+                f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than its peers"
+                f" ({self.info.kind}), or has other labels: serve it under a name of its own, or load the model again"
+            )
+        probed = await self._probed(engine)
+        reference = self.reference
+        # One kind of model has one kind of answer, which was compared above.
+        reference.check(probed, name)  # type: ignore[union-attr,arg-type]
+
+    async def _same(self, engine: TeiEngine) -> None:
+        """Raises ConfigError for a server that answers one of the inputs otherwise than it did, each time another."""
+        place = next(self._places)
+        reference = self.reference
+        probed = await self._probed(engine, slice(place, place + 1), SAME_S)
+        reference.of(place).check(probed, engine.facts.name)  # type: ignore[union-attr,arg-type]
+
+    async def _probed(self, engine: TeiEngine, part: slice = slice(None), patience_s: float = PROBE_S) -> Answered:
+        """Its answers to the inputs, or a part of them."""
+        deadline = time.monotonic() + patience_s
+        kind = self.info.kind
+        if kind == "splade":
+            return await probe_sparse(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
+        if kind == "embedding":
+            return await probe(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
+        return await probe_scores(engine, self._pairs(), deadline, (PAIRS if kind == "reranker" else TEXTS)[part])
+
+    def _pipeline(self, probed: Answered) -> Pipeline:
+        if not self.info.embeds:
+            return self._pairs(self.counter)
+        dimension = probed.dimension if isinstance(probed, Probed) else 1
+        told = self.target.table.dimension
+        if isinstance(probed, Probed) and told is not None and told != dimension:
+            raise ConfigError(
+                f"{self.target.name} gives vectors of {dimension} dimensions, and the configuration says {told}:"
+                " correct it, or leave it out, since the model decides"
+            )
+        return self._strings(dimension)
+
+    def _strings(self, dimension: int, *, prompts: bool = True) -> StringPipeline:
+        """For texts. Prompts of the configuration are put before them here; without any, the server is told the names
+        of its own. `prompts` False: neither, for a probe."""
+        table, kind = self.target.table, self.info.kind
+        own = prompts and bool(table.prompts)
+        spec = StringSpec(
+            dimension=dimension,
+            prompts=table.prompts if own else {},
+            default_prompt_name=table.default_prompt_name if own else None,
+            max_tokens=self.most,
+            kinds=self.info.vectors,
+            sparse="sparse",
+            tokens="tokens",
+            token_count="token_count",
+            passes=(CUTS | VECTORS) - ({"prompt_name"} if own else set()),
+            ids=kind == "embedding",
+        )
+        counter = self.counter if prompts else None
+        return StringPipeline(spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter)
+
+    def _pairs(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
+        """For scores. They are asked for raw, and the activation is that of the server: over one label a sigmoid, over
+        several a softmax; so who wants raw ones shares calls with who does not."""
+        labels = self.info.labels
+        spec = StringPairSpec(
+            labels=labels,
+            activation="sigmoid" if len(labels) == 1 else "softmax",
+            max_tokens=self.most,
+            output="scores",
+            token_count="token_count",
+            raw=True,
+            passes=CUTS,
+        )
+        return StringPairPipeline(spec, truncate=self.truncate, tokenizer=counter)
+
+    def _facts(self, pipeline: Pipeline, probed: Answered) -> ModelFacts:
+        target, info = self.target, self.info
+        spec = pipeline.spec if isinstance(pipeline, StringPipeline) else None
+        told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec, order="deterministic")]
+        counted = "counted" if self.counter is not None else "reported"
+        return ModelFacts(
+            id=info.model_id,
+            source=target.source,
+            backend="tei",
+            tasks=info.tasks,
+            vectors=info.vectors,
+            labels=info.labels,
+            dimension=probed.dimension if isinstance(probed, Probed) else None,
+            max_input_tokens=self.most or None,
+            precision=info.dtype,
+            pooling=info.pooling,
+            revision=info.revision,
+            space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16] if spec is not None else "",
+            prompts=dict(spec.prompts) if spec is not None else {},
+            default_prompt_name=spec.default_prompt_name if spec is not None else None,
+            answers="" if isinstance(probed, ProbedScores) else probed.digest,
+            verified=f"{len(PAIRS if info.kind == 'reranker' else TEXTS)} inputs answered, all finite",
+            details={
+                **limits_of(target.settings),
+                "truncate": self.truncate,
+                "usage": counted,
+                "servers": [str(address) for address in target.addresses],
+                "server_version": info.version,
+                "max_client_batch_size": info.max_client_batch_size,
+                "max_concurrent_requests": info.max_concurrent_requests,
+            },
+        )

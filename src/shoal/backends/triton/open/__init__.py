@@ -1,0 +1,57 @@
+"""Triton in the composition root: what brings servers, models and settings together.
+
+`publish` and `withdraw` are for the command line, which has no server of Shoal's running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.backends.local.open import prepare_local
+from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.host import TritonHost, entry_of
+from shoal.config.settings import Settings
+from shoal.errors import TransportFailed
+from shoal.models.address import Address
+from shoal.models.progress import Progress
+
+
+async def publish(address: Address, settings: Settings, progress: Progress | None = None) -> str:
+    """Write a model into the repository of the settings, and load it where Triton can be reached.
+
+    Answers what was done, in words. Raises SetupError, Forbidden, and what Triton says of the load.
+    """
+    stored = await asyncio.to_thread(prepare_local, address, settings, progress=progress)
+    tritons = Tritons(settings)
+    try:
+        host = TritonHost(settings, tritons)
+        if not settings.triton_url:
+            where = await host.write(address.id, stored, settings)
+            platform = (await asyncio.to_thread(entry_of, address.id, stored, settings)).options.platform
+            return f"written to {where} for the {platform} backend; name a running Triton with --triton-url to load it"
+        try:
+            where = await host.publish(address.id, stored, settings)
+        except TransportFailed as error:
+            return f"written to {settings.triton_repository}; not loaded: {error.message}"
+        return f"written to {where} and loaded by Triton at {host.url}"
+    finally:
+        await tritons.aclose()
+
+
+async def withdraw(name: str, settings: Settings) -> bool:
+    """Remove what Shoal wrote into the repository for a name, after Triton unloaded it where it can be reached.
+
+    False: there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that cannot be
+    used.
+    """
+    tritons = Tritons(settings)
+    try:
+        host = TritonHost(settings, tritons)
+        if settings.triton_url:
+            await host.unload(name, settings)
+        return await host.remove(name)
+    finally:
+        await tritons.aclose()
+
+
+__all__ = ["publish", "withdraw"]

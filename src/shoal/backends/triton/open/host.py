@@ -1,0 +1,447 @@
+"""The Triton that models are put into: its repository, what it has loaded, and, where Shoal started it, its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from shoal.backends.local.open import space_of
+from shoal.backends.triton.control import Control, lasting
+from shoal.backends.triton.engine import RETRY_S, Endpoint
+from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
+from shoal.backends.triton.naming import served_name, triton_name
+from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.repository import Held, Pushed, Repository, pushed
+from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.lifecycle.lifecycle import Entry
+from shoal.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Forbidden,
+    InternalError,
+    ModelFailed,
+    ModelNotFound,
+    ShoalError,
+    TransportFailed,
+)
+from shoal.models.address import Address
+from shoal.models.progress import Progress
+from shoal.models.store import Stored
+from shoal.pipelines.text.tokenizer import fingerprint
+
+logger = logging.getLogger("shoal.triton")
+
+Note = Callable[[str], None]
+
+_LACKING = "unable to find backend library"
+
+LOOK_S = 2.0
+"""For a list: a server that does not answer by then is left out of it."""
+
+
+class TritonHost:
+    """`url` is host:port; `repository` its model repository as this machine sees it, None: files are pushed over gRPC.
+
+    `url` is known only once `reached` returned, where Shoal starts the server itself.
+    """
+
+    def __init__(self, settings: Settings, tritons: Tritons) -> None:
+        self.url = settings.triton_url.rpartition("://")[2]
+        self._tls = settings.triton_url.startswith("tritons://")
+        self._settings = settings
+        self._tritons = tritons
+        self._server: asyncio.Future[TritonServer] | None = None
+        self.repository = Repository(Path(settings.triton_repository)) if settings.triton_repository else None
+        self._platforms: Sequence[str] = ()
+        self._pushed: dict[str, EntrySpec] = {}
+        self._names: list[str] = []
+        self._answers = True
+        self._asking: asyncio.Task[None] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, settings: Settings, tritons: Tritons, progress: Progress | None = None
+    ) -> AsyncIterator[TritonHost | None]:
+        """The host of the settings: one that is started, one that is named, or None."""
+        if not settings.triton and not settings.triton_url:
+            yield None
+            return
+        host = cls(settings, tritons)
+        if not settings.triton:
+            try:
+                yield host
+            finally:
+                await host._stop_asking()
+            return
+        options = TritonOptions(
+            home=Path(settings.home),
+            repository=Path(settings.triton_repository) if settings.triton_repository else None,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            offline=settings.offline,
+        )
+        host.url = "its own server"
+        host.repository = Repository(options.folder)
+        host._server = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        running = asyncio.create_task(host._run(options, stop, progress), name="triton")
+        try:
+            yield host
+        finally:
+            stop.set()
+            if not host._server.done():
+                running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(self, options: TritonOptions, stop: asyncio.Event, progress: Progress | None) -> None:
+        """Hold a server of our own: fetching it takes a while the first time, so Shoal answers before it is there."""
+        assert self._server is not None
+        try:
+            async with run_triton(options, progress) as server:
+                self.url, self._tls = server.url, False
+                self._platforms = server.platforms
+                self._server.set_result(server)
+                await stop.wait()
+        except ShoalError as error:
+            logger.error("no Triton: %s", error.message)
+            self._give_up(error)
+        except Exception as error:  # a bug there; whoever waits for the server must hear of it
+            logger.exception("Triton could not be run for an unforeseen reason")
+            self._give_up(InternalError(f"Triton could not be run: {error!r}"))
+
+    def _give_up(self, error: ShoalError) -> None:
+        assert self._server is not None
+        if not self._server.done():
+            self._server.set_exception(error)
+            self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
+
+    async def reached(self, note: Note) -> None:
+        """Return once the server answers; `note` is told what is waited for. Raises SetupError when it cannot start."""
+        if self._server is not None:
+            note("waiting for Triton to start")
+            await asyncio.shield(self._server)
+        control = await self.control()
+        for pause in lasting(RETRY_S):
+            try:
+                # Not whether it is ready: one model that failed to load is enough for it to say no.
+                if await control.client.server_live(deadline=self._soon()):
+                    return
+                reason = "it is not live yet"
+            except (TransportFailed, DeadlineExceeded) as error:
+                reason = error.message
+            note(f"waiting for Triton at {self.url}: {reason}")
+            await asyncio.sleep(pause)
+
+    async def control(self) -> Control:
+        return (await self._tritons.at(self.url, tls=self._tls))[1]
+
+    async def held(self, name: str) -> Held | None:
+        """The entry of a served name in the repository's folder; None also where there is no folder to look into."""
+        if self.repository is None:
+            return None
+        return await asyncio.to_thread(self.repository.find, name)
+
+    async def foreign(self, name: str) -> bool:
+        """Whether the server has a model of that name which Shoal did not make."""
+        if self.repository is not None:
+            held = await self.held(name)
+            return held is not None and not held.managed
+        if name in self._pushed:
+            return False
+        control = await self.control()
+        return any(one.name == triton_name(name) for one in await control.index(deadline=self._soon()))
+
+    async def usable(self, name: str, source: Address) -> bool:
+        """Whether the repository holds what Shoal made of that source, here or on another machine."""
+        held = await self.held(name)
+        return held is not None and held.managed and held.source == str(source)
+
+    async def publish(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+        """Put a model of the store where Triton can load it, and load it; answers where that is.
+
+        Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
+        of the load.
+        """
+        there = await self.held(name)
+        try:
+            return await self._write_and_load(name, stored, settings, text_in)
+        except (ModelFailed, ModelNotFound) as error:
+            if there is None:  # what cannot be loaded is not left for the next one to find
+                await self.remove(name)
+            if isinstance(error, ModelNotFound) and self.repository is not None:
+                raise ConfigError(
+                    f"Triton at {self.url} does not see what was written to {self.repository.folder}: triton_repository"
+                    " must be the folder that it reads (its --model-repository), or empty to send it the files",
+                    param="triton_repository",
+                ) from error
+            raise
+
+    async def _write_and_load(self, name: str, stored: Stored, settings: Settings, text_in: bool | None) -> str:
+        where = await self.write(name, stored, settings, text_in=text_in)
+        try:
+            await self.load(name, settings)
+            return where
+        except ModelFailed as error:
+            if settings.triton_platform != "auto" or self._platforms or _LACKING not in error.message:
+                raise
+            # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
+            logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
+            self._platforms = ("python",)
+            return await self._write_and_load(name, stored, settings, text_in)
+
+    async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+        """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.
+
+        Raises ConfigError and Forbidden.
+        """
+        spec = await asyncio.to_thread(entry_of, name, stored, settings, self._platforms, text_in=text_in)
+        if self.repository is None:
+            self._pushed[name] = spec
+            return self.url
+        await asyncio.to_thread(self.repository.write, spec)
+        return str(self.repository.folder)
+
+    async def unload(self, name: str, settings: Settings) -> None:
+        """Take a model off the server; at once where it cannot be reached, since it is then not loaded there."""
+        try:
+            control = await self.control()
+            deadline = time.monotonic() + settings.load_timeout_s
+            await control.unload(triton_name(name), dependents=True, deadline=deadline)
+            if triton_name(name, "image") in await self._folders(name):
+                await self._unload_both(name, control, deadline)
+        except TransportFailed as error:
+            logger.info("%s was not unloaded: %s", name, error.message)
+
+    async def take_back(self, name: str, settings: Settings) -> None:
+        """Undo the `publish` of what was not there before, as far as it came: off the server, out of the repository."""
+        try:
+            spec = self._pushed.get(name)
+            held = await self.held(name)
+            if spec is not None:
+                await self._unload_pushed(spec, settings)
+                self.forget(name)
+            elif held is not None and held.managed:
+                await self.unload(name, settings)
+                await self.remove(name)
+        except ShoalError as error:
+            logger.warning("%s may be left on Triton at %s: %s", name, self.url, error.message)
+
+    async def load(self, name: str, settings: Settings, *, beside: bool = True) -> None:
+        """Load what was published, anew when it is loaded already. An image tower beside one of texts comes first, and
+        neither stays when the other cannot be loaded; with `beside` False it is left as it is."""
+        control = await self.control()
+        deadline = time.monotonic() + settings.load_timeout_s
+        image = triton_name(name, "image")
+        spec = self._pushed.get(name)
+        parts = await asyncio.to_thread(pushed, spec) if spec is not None else ()
+        both = beside and image in await self._folders(name)
+        if spec is None and both:
+            await control.load(image, deadline=deadline)
+        try:
+            if spec is None:
+                await control.load(triton_name(name), deadline=deadline)
+            for one in parts:
+                if beside or one.model.name != image:
+                    await _push(control, one, deadline)
+        except ModelFailed:
+            if both:
+                await self._unload_both(name, control, deadline)
+            raise
+
+    async def _unload_both(self, name: str, control: Control, deadline: float) -> None:
+        """A tower alone, or beside an older one, is not the model."""
+        for model in (triton_name(name), triton_name(name, "image")):
+            await control.unload(model, deadline=deadline)
+
+    async def _folders(self, name: str) -> Sequence[str]:
+        """What Shoal made for a served name, by the names that Triton knows."""
+        if (spec := self._pushed.get(name)) is not None:
+            return [one.name for one in await asyncio.to_thread(triton_models, spec)]
+        held = await self.held(name)
+        return held.folders if held is not None and held.managed else ()
+
+    async def endpoint(self, name: str, table: ModelTable, settings: Settings) -> Endpoint:
+        """The model of that served name; of one that takes texts there, the part that takes tokens, so that texts of
+        all lengths share batches."""
+        model = triton_name(name)
+        spec = self._pushed.get(name)
+        if triton_name(name, "encoder") in await self._folders(name):
+            model = triton_name(name, "encoder")
+        endpoint = await self._tritons.endpoint(self._address(model), table, settings)
+        unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
+        # An image tower has an engine of its own, which looks after it.
+        load = partial(self.load, name, settings, beside=False)
+        return replace(endpoint, load=load, unload=unload, whole=triton_name(name))
+
+    async def _unload_pushed(self, spec: EntrySpec, settings: Settings) -> None:
+        """The whole, then each of its parts: Triton does not find them as dependents of an ensemble that was pushed."""
+        control = await self.control()
+        deadline = time.monotonic() + settings.load_timeout_s
+        for one in reversed(await asyncio.to_thread(triton_models, spec)):
+            await control.unload(one.name, deadline=deadline)
+
+    def forget(self, name: str) -> None:
+        """What was pushed is gone from the server."""
+        self._pushed.pop(name, None)
+
+    async def remove(self, name: str) -> bool:
+        """Delete what Shoal made for a name. Raises Forbidden for anything else."""
+        if self.repository is not None:
+            return await asyncio.to_thread(self.repository.remove, name)
+        if self._pushed.pop(name, None) is not None:
+            return True
+        if self._server is None and await self.foreign(name):
+            raise Forbidden(
+                f"{name} is in a model repository that Shoal has no access to: name its folder with triton_repository,"
+                " or delete it there yourself",
+                param="model",
+            )
+        return False
+
+    async def entries(self) -> list[Entry]:
+        """Of the folder, or, where there is none, of the server's own index; a server that is away has none."""
+        if self.repository is not None:
+            held = await asyncio.to_thread(self.repository.entries)
+            return [
+                Entry(
+                    name=one.name,
+                    source=one.source or str(self._address(one.folders[0])),
+                    backend="triton",
+                    size=one.size,
+                    managed=one.managed,
+                    created=one.created,
+                )
+                for one in held
+            ]
+        return [
+            Entry(
+                name=name, source=str(self._address(triton_name(name))), backend="triton", managed=name in self._pushed
+            )
+            for name in await self._indexed()
+        ]
+
+    async def _indexed(self) -> list[str]:
+        """The models of the server's index. One that did not answer the last time is asked again behind the caller's
+        back: interfaces ask for lists on every page, and must not wait for a dead server on each."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(), name="triton index")
+        if self._answers:
+            await asyncio.shield(self._asking)
+        return self._names
+
+    async def _ask(self) -> None:
+        try:
+            indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
+        except ShoalError as error:
+            logger.debug("no index of %s: %s", self.url, error.message)
+            self._names, self._answers = [], False
+            return
+        self._names = sorted({name for one in indexed if (name := served_name(one.name)) is not None})
+        self._answers = True
+
+    async def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _address(self, model: str) -> Address:
+        return Address(scheme="tritons" if self._tls else "triton", target=self.url, model=model)
+
+    def _soon(self) -> float:
+        return time.monotonic() + self._settings.connect_timeout_s
+
+
+async def _push(control: Control, one: Pushed, deadline: float) -> None:
+    try:
+        await control.load(one.model.name, config=one.model.config, files=one.files, deadline=deadline)
+    except ModelFailed:
+        if not one.ensemble or not await control.ready(one.model.name, deadline=deadline):
+            raise
+
+
+def entry_of(
+    name: str, stored: Stored, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
+) -> EntrySpec:
+    """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
+
+    Raises ConfigError for settings that do not go together, and for an ensemble of texts over what it cannot be over.
+    """
+    manifest = stored.manifest
+    platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
+    if settings.triton_platform == "auto" and platforms and "onnxruntime" not in platforms:
+        platform = "python"
+    if platform == "tensorrt":
+        raise ConfigError(
+            "a TensorRT plan is made on the machine that runs it: write it with trtexec and put it into the repository,"
+            " or use triton_platform onnxruntime with triton_accelerator tensorrt",
+            param="triton_platform",
+        )
+    image = image_tower(stored)
+    text = manifest.text_spec if image is None else manifest.text
+    if text is not None and image is not None and settings.towers != "both":
+        text, image = (text, None) if settings.towers == "text" else (None, image)
+    graph = stored.graph if text is not None or image is None else image.graph
+    return EntrySpec(
+        name=name,
+        graph=graph,
+        text=text,
+        image=image,
+        contrast=manifest.contrast if text is not None and image is not None else None,
+        data=_data_of(graph),
+        token_width=token_width(stored) if text is not None else -1,
+        tokenizer=stored.tokenizer if text is not None else None,
+        source=stored.manifest.address,
+        space=space_of(stored),
+        tokenizer_fingerprint=fingerprint(stored.path, text.tokenizer) if text is not None else "",
+        options=EntryOptions(
+            platform=platform,
+            max_batch_size=settings.max_batch_size,
+            instances=settings.triton_instances,
+            kind=settings.triton_kind,
+            fp16=settings.triton_fp16,
+            accelerator=settings.triton_accelerator,
+            dynamic_batching=settings.triton_dynamic_batching,
+            max_queue_size=settings.triton_queue_size,
+            text_in=settings.triton_text_in if text_in is None else text_in,
+        ),
+    )
+
+
+def image_tower(stored: Stored) -> ImageTower | None:
+    """Of a model that takes pictures. Blocks."""
+    image = stored.manifest.image
+    if image is None:
+        return None
+    graph = stored.path / image.graph
+    return ImageTower(graph=graph, spec=image.spec, data=_data_of(graph))
+
+
+def _data_of(graph: Path) -> tuple[Path, ...]:
+    """A graph's external weights."""
+    return tuple(path for path in graph.parent.glob(f"{graph.name}*data*") if path.is_file())
+
+
+def token_width(stored: Stored) -> int:
+    """Of the token vectors of a model's graph, -1 where it has none or leaves it open: a backend of Triton's refuses a
+    configuration that knows less of an output than the graph. Blocks."""
+    text = stored.manifest.text_spec
+    if not text.tokens:
+        return -1
+    if not any(module.startswith(("dense", "truncate")) for module in text.modules):
+        return text.dimension // len(text.pooling.split("+"))
+    try:
+        import onnx
+    except ImportError:  # then the python platform, which takes any width, is the only one that is sure to load it
+        return -1
+    graph = onnx.load(str(stored.graph), load_external_data=False).graph
+    output = next(one for one in graph.output if one.name == text.tokens)
+    return output.type.tensor_type.shape.dim[-1].dim_value or -1

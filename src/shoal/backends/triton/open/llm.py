@@ -1,0 +1,125 @@
+"""Language models on Triton servers, put together: schemas, chat pipelines, generators, and the facts to show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+from shoal.backends.triton.engine import Endpoint
+from shoal.backends.triton.llm import TritonGenerator
+from shoal.backends.triton.llm_request import Words
+from shoal.backends.triton.llm_schema import LlmSchema
+from shoal.backends.triton.open.targets import OnTriton, TritonTarget
+from shoal.core.generation.runner import GenerationRunner
+from shoal.core.protocols import ChatPipeline, ModelFacts, TextGenerator
+from shoal.errors import ConfigError
+from shoal.models.foreign import tokenizer_folder
+from shoal.models.prepare import SOURCE
+from shoal.models.sources import Access
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER
+from shoal.pipelines.chat.vocabulary import Vocabulary
+
+Talk: TypeAlias = Callable[[ChatPipeline, Sequence[TextGenerator], ModelFacts], GenerationRunner]
+
+
+class TritonTalker(GenerationRunner, OnTriton):
+    """A language model on Triton behind its generators: as `runner`, which is not to be used any more."""
+
+    def __init__(self, runner: GenerationRunner, endpoints: Sequence[Endpoint]) -> None:
+        GenerationRunner.__init__(self, runner.pipeline, runner.generators, runner.facts, runner.options)
+        OnTriton.__init__(self, runner.options.model, endpoints)
+
+
+async def open_llm(target: TritonTarget, talk: Talk, number: int, schema: LlmSchema) -> TritonTalker:
+    """The runner, with the replica of that number in service. Raises SetupError where the model needs a tokenizer that
+    is not named or cannot be had, and for adapters that it cannot take."""
+    from shoal.backends.base.chat_pipeline import chat_pipeline  # only now: embedders need no template engine
+
+    own, table = target.table, target.table.for_language_model
+    if schema.family == "tokens" and table.tokenizer is None:
+        raise ConfigError(
+            f"{target.name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f'[models."{target.name}"] of shoal.toml, as "hf:org/name" or a folder'
+        )
+    folder = await asyncio.to_thread(_tokenizer_folder, target, table.tokenizer)
+    pipeline = await asyncio.to_thread(
+        chat_pipeline,
+        folder,
+        target.settings,
+        adapters=tuple(table.adapters),
+        context_tokens=own.context_tokens or schema.context_tokens or table.context_tokens,
+        cuts="max_tokens" not in schema.parameters,
+    )
+    words = words_of(pipeline.vocabulary) if pipeline.vocabulary is not None else None
+    generators = [
+        TritonGenerator(
+            endpoint,
+            f"{target.name}-{at}",
+            schema=schema,
+            words=words,
+            adapters=table.adapters,
+            context_tokens=pipeline.options.context_tokens,
+            serving=at == number,
+        )
+        for at, endpoint in enumerate(target.endpoints)
+    ]
+    async with AsyncExitStack() as opened:
+        for generator in generators:
+            opened.push_async_callback(generator.aclose)
+            generator.start()
+        counted = words is not None
+        runner = TritonTalker(
+            talk(pipeline, generators, facts_of(target, schema, generators, counted)), target.endpoints
+        )
+        opened.pop_all()
+    return runner
+
+
+def facts_of(
+    target: TritonTarget, schema: LlmSchema, generators: Sequence[TritonGenerator], counted: bool
+) -> ModelFacts:
+    """What is shown of the model. `counted`: there is a tokenizer here."""
+    facts = generators[0].facts
+    reported = "return_num_output_tokens" in schema.flags
+    return ModelFacts(
+        id=target.name,
+        source=target.source,
+        backend="triton",
+        tasks=("generate",),
+        revision=schema.version,
+        context_tokens=facts.context_tokens,
+        adapters=facts.adapters,
+        details={
+            "model": target.endpoints[0].model,
+            "servers": [endpoint.address for endpoint in target.endpoints],
+            "schema": schema.family,
+            "instances": schema.instances,
+            "streams": schema.streams,
+            "parameters": sorted(facts.parameters),
+            "usage": "reported" if reported else "counted" if counted else "estimated",
+        },
+    )
+
+
+def words_of(vocabulary: Vocabulary) -> Words:
+    """A tokenizer as generators use it."""
+    return Words(
+        encode=lambda text: vocabulary.encode(text, special=False),
+        piece=vocabulary.piece,
+        ends=tuple(sorted(vocabulary.eos_ids)),
+    )
+
+
+def _tokenizer_folder(target: TritonTarget, source: str | None) -> Path | None:
+    """Where the files of the tokenizer are as they came, its template among them. Blocks."""
+    if source is None:
+        return None
+    access = Access(offline=target.settings.offline, hf_token=target.settings.hf_token)
+    folder = tokenizer_folder(source, store=Store(target.settings.home), access=access) / SOURCE
+    if not (folder / TOKENIZER).is_file():
+        raise ConfigError(f"{source} has no {TOKENIZER}: name a repository or folder of the same model that has one")
+    return folder

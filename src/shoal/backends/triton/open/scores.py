@@ -1,0 +1,123 @@
+"""Rerankers and classifiers that somebody else put on Triton: labels, activation, and those that read text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.backends.triton.schema import LOGITS, TOKEN_OUTPUTS, Embedder
+from shoal.config.settings import ModelTable
+from shoal.core.protocols import EngineFacts, Prepared
+from shoal.errors import ConfigError, InvalidValue
+from shoal.models.convert.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
+from shoal.models.convert.contract.json_file import read_object
+from shoal.pipelines.passing import PAIR, TEXT
+from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.specs import Activation, ScoreSpec
+from shoal.types import Array, Batched, Embed, Rerank
+
+_VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
+"""Names of outputs that no scores have."""
+
+
+def head_of(source: Path) -> ScoreSpec | None:
+    """What a model's own files say of its scores; None for one that has none. Raises ModelFileError."""
+    path = cross_encoder_path(source) if is_cross_encoder(source) else ""
+    prefix = f"{path}/" if path else ""
+    config = read_object(source, f"{prefix}config.json")
+    found = read_classifier(source, config, None, prefix) if config is not None else None
+    return found.spec if found is not None else None
+
+
+def gives_scores(embedder: Embedder, head: ScoreSpec | None) -> bool:
+    """Whether the first output of a model holds scores, `head` being what the files of its tokenizer say."""
+    port = embedder.outputs[0]
+    if port.canonical == LOGITS:
+        return True
+    if head is None or embedder.level == "token" or port.name in _VECTORS:
+        return False
+    return embedder.dimension in (None, len(head.labels))
+
+
+def score_spec(
+    name: str, table: ModelTable, embedder: Embedder, head: ScoreSpec | None, count: int | None
+) -> ScoreSpec:
+    """Labels and activation: what the table says, else the files, else what the name of the output makes plain.
+
+    `count`: how many scores the model gives for an item, None while that is not known. Raises ConfigError for what
+    does not fit, and for what nobody says.
+    """
+    port = embedder.outputs[0]
+    labels = table.labels or (head.labels if head is not None else ())
+    if labels and count not in (None, len(labels)):
+        where = "`labels` of its table" if table.labels else "the config.json beside its tokenizer"
+        raise ConfigError(
+            f"{name} gives {count} scores for an input, and {where} names {len(labels)} labels: correct `labels` in "
+            f'[models."{name}"] of shoal.toml',
+            param="labels",
+        )
+    labels = labels or tuple(f"LABEL_{index}" for index in range(count or 1))
+    return ScoreSpec(
+        labels=labels,
+        activation=_activation(name, table, head, port.name, len(labels)),
+        output=port.canonical,
+        pairs=embedder.style == "pairs" or "rerank" in table.tasks or (head.pairs if head else len(labels) == 1),
+    )
+
+
+def _activation(name: str, table: ModelTable, head: ScoreSpec | None, output: str, labels: int) -> Activation:
+    if table.activation is not None:
+        return table.activation
+    if head is not None:
+        return head.activation
+    if output == LOGITS:
+        return "sigmoid" if labels == 1 else "softmax"
+    raise ConfigError(
+        f"{name} gives scores as {output!r}, and nothing says whether they are final: set `activation` in "
+        f'[models."{name}"] of shoal.toml, to "identity" where they are, else to what is put over them ("sigmoid", '
+        '"softmax")',
+        param="activation",
+    )
+
+
+class TextScorePipeline(StringPairPipeline):
+    """Pipeline for a model on Triton that reads one text, or always two (`pair`), and scores what it reads.
+
+    There are no raw scores where the activation is "identity": the model's are final. `final` False gives them all the
+    same, to a probe.
+    """
+
+    def __init__(
+        self,
+        score: ScoreSpec,
+        *,
+        pair: bool,
+        truncate: bool,
+        final: bool = True,
+        max_tokens: int = 0,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        spec = StringPairSpec(
+            labels=score.labels,
+            activation=score.activation,
+            max_tokens=max_tokens,
+            output=score.output,
+            raw=score.activation != "identity" or not final,
+        )
+        super().__init__(spec, truncate=truncate, tokenizer=tokenizer)
+        self.score = score
+        self.pair = pair
+
+    def check(self, task: Batched) -> None:
+        """As StringPairPipeline's; InvalidValue also for two texts where the model reads one, and the other way."""
+        super().check(task)
+        assert not isinstance(task, Embed)
+        pairs = {True} if isinstance(task, Rerank) else {isinstance(item, tuple) for item in task.inputs}
+        if pairs - {self.pair}:
+            reads = "two texts together: send pairs" if self.pair else "one text at a time: send no pairs"
+            raise InvalidValue(f"the model reads {reads}", param="input")
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        tensors = super().collate(batch, facts)
+        return {name: tensors[name] for name in ((TEXT, PAIR) if self.pair else (TEXT,))}

@@ -1,0 +1,180 @@
+"""Where the TextSpec of a model on Triton comes from: files here, what Shoal wrote into its entry, or its tokenizer's
+source and the model's table."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.backends import parse_address
+from shoal.backends.local.open import prepare_local, prompted
+from shoal.backends.local.open import space_of as space_of_stored
+from shoal.backends.triton.open.scores import gives_scores, head_of, score_spec
+from shoal.backends.triton.open.targets import TritonTarget
+from shoal.backends.triton.schema import SENTENCE, SPARSE, TOKENS, Embedder
+from shoal.config.settings import ModelTable
+from shoal.errors import ConfigError, ModelFileError
+from shoal.models.foreign import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
+from shoal.models.prepare import SOURCE
+from shoal.models.sources import Access
+from shoal.models.store import Store
+from shoal.models.tokenizer_file import TOKENIZER as TOKENIZER_FILE
+from shoal.pipelines.text.tokenizer import fingerprint, read_tokenizer
+from shoal.specs import ScoreSpec, SparseSpec, TextSpec
+
+logger = logging.getLogger("shoal.triton")
+
+
+class Specified(NamedTuple):
+    """`folder` holds the tokenizer. `space` "": that of the model is not known. `head`: what its files say of scores,
+    for one that Shoal did not make."""
+
+    folder: Path
+    spec: TextSpec
+    space: str = ""
+    head: ScoreSpec | None = None
+
+
+def specified(target: TritonTarget, embedder: Embedder) -> Specified:
+    """How texts become the tensors of a model that reads tokens, and its outputs vectors or scores.
+
+    Blocks. Raises SetupError, and ConfigError with the key of the table to set for what nobody says.
+    """
+    table, written = target.table, embedder.parameters.get("shoal_text")
+    space = embedder.parameters.get("shoal_space", "")
+    if target.stored is not None:
+        stored = prompted(target.stored, table)
+        if stored is not target.stored:
+            space = space_of_stored(stored)
+        return Specified(stored.path, given(target.name, stored.manifest.text_spec, embedder), space)
+    if written:
+        spec = spec_from_parameters(written)
+        own = with_prompts(target.name, spec, table)
+        if own != spec and space:
+            told = [space, sorted(own.prompts.items()), own.default_prompt_name]
+            space = hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+        if table.tokenizer is None:
+            folder = _written_folder(target, embedder)
+        else:
+            folder = tokenizer_folder(table.tokenizer, store=store_of(target), access=access_of(target))
+        check_tokenizer(target, embedder, folder, spec)
+        return Specified(folder, given(target.name, own, embedder), space)
+    if table.tokenizer is None:
+        raise ConfigError(
+            f"{target.name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f'[models."{target.name}"] of shoal.toml, as "hf:org/name" or a folder'
+        )
+    return _foreign(target, embedder, table.tokenizer)
+
+
+def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec: TextSpec) -> None:
+    """Raise ConfigError for a tokenizer that makes other ids than the one that the entry was written with, as far as it
+    says. Blocks."""
+    noted = embedder.parameters.get("shoal_tokenizer", "")
+    file = spec.tokenizer if target.table.tokenizer is None else TOKENIZER_FILE
+    size = read_tokenizer(folder, file).get_vocab_size(with_added_tokens=True)
+    if noted and noted != fingerprint(folder, file):
+        why = "makes other token ids than the one that the model was written into Triton with"
+    elif 0 < spec.vocab_size < size:
+        why = f"has {size} tokens, and the model knows {spec.vocab_size}"
+    else:
+        return
+    source = embedder.parameters.get("shoal_source", "")
+    remedy = (
+        f'leave `tokenizer` out of [models."{target.name}"] (its own is that of {source})'
+        if target.table.tokenizer is not None
+        else "load the model through Shoal again"
+    )
+    raise ConfigError(f"{target.name}: the tokenizer of {target.table.tokenizer or source} {why}: {remedy}")
+
+
+def given(name: str, spec: TextSpec, embedder: Embedder) -> TextSpec:
+    """Without heads whose outputs the served graph lacks. Raises ConfigError where nothing is left."""
+    names = {port.canonical for port in embedder.outputs}
+    changes: dict[str, Any] = {}
+    if spec.tokens not in names:
+        changes["tokens"] = ""
+    if spec.sparse is not None and spec.sparse.output not in names:
+        changes["sparse"] = None
+    if spec.multi is not None and spec.multi.output not in names:
+        changes["multi"] = None
+    left = msgspec.structs.replace(spec, **changes)
+    if not left.kinds and (left.score is None or left.score.output not in names):
+        raise ConfigError(
+            f"{name} gives {', '.join(sorted(names))}, and was written to give {', '.join(spec.outputs)}: load it "
+            "through Shoal again"
+        )
+    return left
+
+
+def with_prompts(name: str, spec: TextSpec, table: ModelTable) -> TextSpec:
+    """With the prompts of its table above the model's own, as `local.prompted` has it for files that are here."""
+    if spec.score is not None or not (table.prompts or table.default_prompt_name):
+        return spec
+    prompts = {**spec.prompts, **table.prompts}
+    default = table.default_prompt_name or spec.default_prompt_name
+    if default is not None and default not in prompts:
+        raise ConfigError(
+            f"default_prompt_name: {default!r} is no prompt of {name}: it has {', '.join(sorted(prompts)) or 'none'}"
+        )
+    return msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
+
+
+def store_of(target: TritonTarget) -> Store:
+    return Store(target.settings.home)
+
+
+def access_of(target: TritonTarget) -> Access:
+    return Access(offline=target.settings.offline, hf_token=target.settings.hf_token)
+
+
+def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
+    """Where the tokenizer of an entry of Shoal's is: with the model in the store, else fetched without the weights."""
+    address = parse_address(embedder.parameters.get("shoal_source", ""))
+    stored = store_of(target).find(address)
+    if stored is not None:
+        return stored.path
+    try:
+        return tokenizer_folder(address, store=store_of(target), access=access_of(target))
+    except ModelFileError as error:
+        # Of static models and of some heads the tokenizer cannot be told without reading them as a whole.
+        logger.info("%s: the files of %s are read as a whole (%s)", target.name, address, error.message)
+        return prepare_local(address, target.settings).path
+
+
+def _foreign(target: TritonTarget, embedder: Embedder, source: str) -> Specified:
+    table = target.table
+    folder = tokenizer_folder(source, store=store_of(target), access=access_of(target))
+    head = None if table.labels and table.activation else head_of(folder / SOURCE)
+    scores = gives_scores(embedder, head)
+    outputs = [port.canonical for port in embedder.outputs]
+    dense = [name for name in outputs if name != SPARSE]
+    found = foreign_spec(
+        source,
+        store=store_of(target),
+        inputs=[port.canonical for port in embedder.inputs],
+        outputs=[SENTENCE] if scores or not dense else dense,
+        dimension=0 if scores or not dense else embedder.dimension or 0,
+        overrides=Overrides(
+            pooling=table.pooling,
+            max_tokens=table.max_tokens,
+            prompts=table.prompts or None,
+            default_prompt_name=table.default_prompt_name,
+        ),
+        access=access_of(target),
+    )
+    for note in found.notes:
+        logger.warning("%s: %s", target.name, note)
+    changes: dict[str, Any] = {}
+    if scores:
+        score = score_spec(target.name, table, embedder, head, embedder.dimension)
+        changes = {"dimension": 0, "modules": (), "score": score}
+    if SPARSE in outputs:
+        changes |= {"sparse": SparseSpec(output=SPARSE)} | ({} if dense else {"dimension": 0})
+    if TOKENS in outputs and embedder.level == "sentence" and not scores:
+        changes["tokens"] = TOKENS
+    return Specified(folder, msgspec.structs.replace(found.spec, **changes), head=head)

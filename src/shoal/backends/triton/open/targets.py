@@ -1,0 +1,134 @@
+"""Models where they run: what is to be opened, which models a server offers, and what the runners of both kinds do with
+the servers behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from shoal.backends.base.backend import Target
+from shoal.backends.triton.engine import Endpoint, Schema, schema_of
+from shoal.backends.triton.errors import ModelGone
+from shoal.backends.triton.llm_schema import LlmSchema, parts_of
+from shoal.backends.triton.naming import is_part, served_name
+from shoal.backends.triton.protocol_pb2 import ModelConfig
+from shoal.config.settings import ModelTable
+from shoal.errors import ConfigError, ShoalError, TransportFailed
+from shoal.models.address import Address, Served, check_name
+from shoal.models.store import Stored
+from shoal.types import ModelStats
+
+logger = logging.getLogger("shoal.triton")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonTarget(Target):
+    """One model to open: its replicas' endpoints in the place of addresses, and, where this process wrote it into the
+    repository, the files that it was made from."""
+
+    endpoints: Sequence[Endpoint]
+    stored: Stored | None = None
+
+
+def on_servers(target: Target, endpoints: Sequence[Endpoint], stored: Stored | None = None) -> TritonTarget:
+    """The model of a target at these endpoints."""
+    return TritonTarget(
+        name=target.name,
+        source=target.source,
+        settings=target.settings,
+        table=target.table,
+        endpoints=endpoints,
+        stored=stored,
+    )
+
+
+class OnTriton:
+    """A runner of a model on Triton, called `name` here. Closing it leaves the model loaded on its servers; `unload`
+    does not. `names`: of each endpoint, where they are not all of one model there."""
+
+    def __init__(self, name: str, endpoints: Sequence[Endpoint], names: Sequence[str] = ()) -> None:
+        self.endpoints = endpoints
+        self._names = names or [name] * len(endpoints)
+        self._stats: dict[int, ModelStats] = {}
+
+    async def statistics(self) -> list[ModelStats]:
+        """Triton's own counts, one an endpoint under the name that it has here; of a server that does not answer its
+        last ones."""
+        for number, stats in enumerate(await asyncio.gather(*map(_statistics, self.endpoints))):
+            if stats is not None:
+                self._stats[number] = msgspec.structs.replace(stats, name=self._names[number])
+        return [self._stats.get(number) or ModelStats(name=name) for number, name in enumerate(self._names)]
+
+    async def unload(self, timeout_s: float) -> None:
+        """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when
+        they say that it is gone. Raises what Control.unload raises, once it was tried on every one."""
+        releases = (endpoint.release(timeout_s) for endpoint in self.endpoints)
+        outcomes = await asyncio.gather(*releases, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+async def _statistics(endpoint: Endpoint) -> ModelStats | None:
+    try:
+        found = await endpoint.control.statistics(endpoint.model, endpoint.version, deadline=endpoint.soon())
+    except ShoalError as error:
+        logger.debug("no statistics of %s: %s", endpoint.address, error.message)
+        return None
+    # Without a version in the address every loaded one is told of; the newest is the one that answers.
+    return max(found, key=lambda stats: stats.last_inference, default=None)
+
+
+async def offered(
+    server: Endpoint, address: Address, table: Callable[[str], ModelTable] = lambda _: ModelTable()
+) -> dict[str, Served | str]:
+    """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be.
+
+    `table`: what the configuration says of a model, by that name. What a model that can be served is made of is left
+    out, as is TensorRT-LLM's BLS beside an ensemble over the same engine: one model would be there twice.
+    """
+    found: dict[str, Served | str] = {}
+    wholes: dict[str, ModelConfig] = {}
+    for one in await server.control.index(deadline=server.soon()):
+        if one.state != "READY" or one.name in found or is_part(one.name):
+            continue
+        try:
+            name = check_name(served_name(one.name) or one.name)
+            config, metadata = await replace(server, model=one.name, version="").described()
+            _check_servable(name, schema_of(config, metadata), table(name))
+            found[name] = Served(name=name, addresses=(msgspec.structs.replace(address, model=one.name),))
+            wholes[one.name] = config
+        except ModelGone:  # unloaded meanwhile
+            continue
+        except TransportFailed:
+            raise
+        except ShoalError as error:
+            found[one.name] = error.message
+    hidden = _parts(wholes)
+    return {name: what for name, what in found.items() if _model(name, what) not in hidden}
+
+
+def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
+    """Raise ConfigError for a model that no request can reach as it is."""
+    if isinstance(schema, LlmSchema) and schema.family == "tokens" and table.for_language_model.tokenizer is None:
+        raise ConfigError(
+            f"it takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f'[models."{name}"] of shoal.toml, as "hf:org/name" or a folder'
+        )
+
+
+def _parts(wholes: Mapping[str, ModelConfig]) -> set[str]:
+    """The models that others are made of, by their names on the server."""
+    ensembles = {name: parts_of(config) for name, config in wholes.items() if config.HasField("ensemble_scheduling")}
+    used = set().union(*ensembles.values())
+    others = {name: parts_of(config) for name, config in wholes.items() if name not in ensembles}
+    again = {name for name, parts in others.items() if parts & used}
+    return used.union(again, *others.values()) if others else used
+
+
+def _model(name: str, what: Served | str) -> str:
+    return name if isinstance(what, str) else what.addresses[0].model

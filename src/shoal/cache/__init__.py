@@ -1,0 +1,86 @@
+"""The caches of a server's models: in memory, and on disk where that is asked for. Off unless `cache_mb` or
+`cache_disk_mb` says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from shoal._version import __version__
+from shoal.cache.files import DiskCache
+from shoal.config.settings import Settings
+from shoal.core.cache import MemoryCache
+from shoal.core.protocols import Cache, CacheCounts, ModelFacts
+
+__all__ = ["RowCaches"]
+
+MB = 1 << 20
+FOLDER = "rows"
+
+_log = logging.getLogger("shoal")
+
+
+class RowCaches:
+    """One cache a model, under its served name; those on disk lie in `home`/rows, one folder a model, and are written
+    by one thread, which begins with the first of them."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._writer: ThreadPoolExecutor | None = None
+        self._caches: dict[str, MemoryCache | DiskCache] = {}
+
+    def open(self, name: str, settings: Settings, facts: ModelFacts, precision: str) -> Cache | None:
+        """The cache of a model that begins to run; None where the settings ask for none.
+
+        On disk are only rows of a model whose `space` is known: nothing else would tell when another model stands
+        behind the same name.
+        """
+        self.close(name)
+        memory = MemoryCache(settings.cache_mb * MB)
+        cache: MemoryCache | DiskCache = memory
+        if settings.cache_disk_mb and not facts.space:
+            scores = "embed" not in facts.tasks
+            reason = "it gives scores, and only vectors are" if scores else "its server does not tell which model it is"
+            _log.warning("%s: its rows are not cached on disk: %s", name, reason)
+        elif settings.cache_disk_mb:
+            cache = DiskCache(
+                self._home / FOLDER / name.replace("/", "~"),
+                _prefix(facts, precision),
+                memory,
+                max_bytes=settings.cache_disk_mb * MB,
+                writer=self._thread(),
+            )
+        if cache is memory and not settings.cache_mb:
+            return None
+        self._caches[name] = cache
+        return cache
+
+    def close(self, name: str) -> None:
+        """The model does not run any more: its memory is free again, its files stay."""
+        cache = self._caches.pop(name, None)
+        if isinstance(cache, DiskCache):
+            cache.close()
+
+    def counts(self) -> Mapping[str, CacheCounts]:
+        """By model, of those that have a cache now."""
+        return {name: cache.counts() for name, cache in self._caches.items()}
+
+    async def aclose(self) -> None:
+        """Return once everything that waits is written."""
+        for name in list(self._caches):
+            self.close(name)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.shutdown)
+
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "shoal-rows")
+        return self._writer
+
+
+def _prefix(facts: ModelFacts, precision: str) -> Hashable:
+    """All that rows of equal keys may still differ by. Another version of Shoal may compute them otherwise."""
+    return (__version__, facts.backend, facts.space, facts.revision, facts.precision, precision, facts.answers)

@@ -1,0 +1,326 @@
+"""Rows that were computed before, on disk: under the memory's cache, and there again after a restart.
+
+    <folder>/<nanoseconds>-<process>.rows     a segment of records, as `shoal.cache.records` says
+
+Segments are only ever appended to, by the one process that holds the file's lock, in a thread; the event loop reads one
+record by one `pread` at a place that it knows. diskcache and other libraries over SQLite lock and commit on every call,
+and LMDB and its like share one writer between processes: both make a reader on the loop wait for somebody's disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
+from hashlib import blake2b
+from pathlib import Path
+
+from shoal.cache.records import DIGEST_BYTES, LARGEST, MAGIC, decoded, encoded, key_bytes, records
+from shoal.core.cache import MemoryCache, arrays_of, finite, frozen
+from shoal.core.protocols import CacheCounts, Counted
+from shoal.downloads.disk import try_lock
+
+SUFFIX = ".rows"
+MOST_WAITING = 64 << 20
+"""Bytes that wait for the writer; more are not written: a disk that is too slow must not fill the memory."""
+SEGMENTS = 8
+SMALLEST_SEGMENT = 1 << 16
+"""A cache is thrown away in eighths of itself, none of them smaller than this."""
+
+_NO_SEGMENT = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+"""Of opening what is gone, a link, a folder, or a socket."""
+
+_log = logging.getLogger("shoal")
+
+
+class _Segment:
+    """A file of records. Its descriptor is closed with the last reference, so that nobody reads from one that has been
+    given to another file meanwhile."""
+
+    def __init__(self, path: Path, fd: int, size: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.size = size
+        self.digests: list[bytes] = []
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class DiskCache:
+    """Cache over `memory` and, below it, files of about `max_bytes` in `folder`; what is found there goes up again.
+
+    `prefix` says what a row depends on beside its key: model, revision, precision. Files are opened, written and thrown
+    away in `writer`, which runs one call at a time; until it has read what lies there, `get` finds nothing of it. The
+    oldest segment goes first, except those that another process writes: several may share a folder, and see of each
+    other what was there when they began. A record whose checksum does not fit counts as not there. Errors of the disk
+    are logged once and end the writing; they are nobody's answer. About 170 bytes of memory are needed for each row on
+    disk.
+    """
+
+    def __init__(
+        self, folder: Path, prefix: Hashable, memory: MemoryCache, *, max_bytes: int, writer: Executor
+    ) -> None:
+        self.folder = folder
+        self.memory = memory
+        self.max_bytes = max_bytes
+        self.broken = 0
+        self._prefix = blake2b(key_bytes(prefix), digest_size=DIGEST_BYTES).digest()
+        self._segment_bytes = max(max_bytes // SEGMENTS, SMALLEST_SEGMENT)
+        self._writer = writer
+        self._segments: dict[int, _Segment] = {}
+        self._index: dict[bytes, int] = {}
+        self._waiting: deque[tuple[bytes, Counted, int]] = deque()
+        self._queued = 0  # bytes, counted up by the loop alone, and
+        self._drained = 0  # these by the writer: their difference waits
+        self._scheduled = False
+        self._active: int | None = None
+        self._next = 0
+        self._failed = False
+        self._closed = False
+        self._hits = 0
+        self._misses = 0
+        writer.submit(self._guarded, self._open)
+
+    def counts(self) -> CacheCounts:
+        memory = self.memory.counts()
+        disk = sum(segment.size for segment in list(self._segments.values()))
+        return CacheCounts(self._hits, self._misses, memory.evicted, memory.memory_bytes, disk)
+
+    def get(self, key: Hashable) -> Counted | None:
+        """As Cache.get."""
+        found = self.memory.get(key) or self._read(key)
+        if found is None:
+            self._misses += 1
+        else:
+            self._hits += 1
+        return found
+
+    def put(self, key: Hashable, found: Counted) -> None:
+        """As Cache.put. Returns at once; the writer comes to it when it can."""
+        self.memory.put(key, found)
+        arrays = arrays_of(found.row)
+        size = sum(array.nbytes for array in arrays)
+        if size > LARGEST or not finite(arrays):
+            return
+        digest = self._digest(key)
+        if digest is None or digest in self._index or self._failed or self._closed:
+            return
+        if self._queued - self._drained < MOST_WAITING:
+            self._queued += size
+            self._waiting.append((digest, Counted(frozen(found.row), found.tokens), size))
+            if not self._scheduled:
+                self._scheduled = True
+                self._writer.submit(self._guarded, self._flush)
+
+    def close(self) -> None:
+        """Take no more rows, and let go of the files once those that wait are written."""
+        if not self._closed:
+            self._closed = True
+            self._writer.submit(self._guarded, self._let_go)
+
+    def _digest(self, key: Hashable) -> bytes | None:
+        try:
+            return blake2b(key_bytes(key), digest_size=DIGEST_BYTES, key=self._prefix).digest()
+        except TypeError:  # a key of another kind is the memory's alone
+            return None
+
+    # -- what the loop reads
+
+    def _read(self, key: Hashable) -> Counted | None:
+        if not self._index:
+            return None
+        digest = self._digest(key)
+        place = self._index.get(digest) if digest is not None else None
+        if digest is None or place is None:
+            return None
+        number, offset, size = _unpacked(place)
+        segment = self._segments.get(number)
+        if segment is None:
+            return None
+        found = None
+        with contextlib.suppress(OSError):
+            found = decoded(os.pread(segment.fd, size, offset), digest)
+        if found is None:
+            self.broken += 1
+            self._index.pop(digest, None)
+            return None
+        self.memory.put(key, found)
+        return found
+
+    # -- what the writer does
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except OSError as error:
+            self._failed = True
+            self._waiting.clear()
+            _log.warning("rows are no longer cached in %s: %s", self.folder, error.strerror or error)
+        except Exception:  # a bug must not end the writing of every other model's rows unseen
+            self._failed = True
+            self._waiting.clear()
+            _log.exception("rows are no longer cached in %s", self.folder)
+
+    def _open(self) -> None:
+        """Read the places of all records; go on with the newest segment that nobody writes and that has room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        opened = [(path, fd) for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (fd := _opened(path)) is not None]
+        segments = [_Segment(path, fd, 0) for path, fd in opened]
+        for segment in segments:
+            if self._closed:
+                return
+            self._take_up(segment, last=segment is segments[-1])
+
+    def _take_up(self, segment: _Segment, *, last: bool) -> None:
+        fd, number = segment.fd, self._number()
+        owned = last and try_lock(fd)  # first of all: it is not to grow, or to go, while it is looked at
+        found = os.fstat(fd)
+        if not found.st_nlink:
+            return
+        segment.size, end = found.st_size, len(MAGIC)
+        for digest, offset, size in records(fd, segment.size):
+            self._index[digest] = _packed(number, offset, size)
+            segment.digests.append(digest)
+            end = offset + size
+        self._segments[number] = segment
+        if owned:
+            self._active = number
+            if end < segment.size:  # cut off in its middle, which would hide all that comes after it
+                os.ftruncate(fd, end)
+            if end == len(MAGIC):
+                os.ftruncate(fd, 0)
+                os.write(fd, MAGIC)
+            segment.size = end
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while self._waiting and not self._failed:
+            segment, number = self._with_room()
+            written: dict[bytes, tuple[int, int]] = {}
+            pieces: list[bytes] = []
+            end = segment.size
+            while self._waiting and end < self._segment_bytes:
+                digest, found, size = self._waiting.popleft()
+                self._drained += size
+                if digest in self._index or digest in written:
+                    continue
+                record = encoded(digest, found)
+                written[digest] = (end, len(record))
+                pieces.append(record)
+                end += len(record)
+            data = memoryview(b"".join(pieces))
+            while data:
+                data = data[os.write(segment.fd, data) :]
+            segment.size = end
+            for digest, (offset, length) in written.items():
+                segment.digests.append(digest)
+                self._index[digest] = _packed(number, offset, length)
+
+    def _with_room(self) -> tuple[_Segment, int]:
+        """The segment that is written, or a new one when that is full."""
+        if self._active is not None:
+            segment = self._segments[self._active]
+            if segment.size < self._segment_bytes:
+                return segment, self._active
+            self._seal(self._active)
+        self._make_room()
+        path = self.folder / f"{time.time_ns():020d}-{os.getpid()}{SUFFIX}"
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        segment = _Segment(path, fd, len(MAGIC))
+        try_lock(fd)
+        os.write(fd, MAGIC)
+        self._active = self._number()
+        self._segments[self._active] = segment
+        return segment, self._active
+
+    def _seal(self, number: int) -> None:
+        """Write no more to it, and let anybody throw it away."""
+        fcntl.flock(self._segments[number].fd, fcntl.LOCK_UN)
+        self._active = None
+
+    def _make_room(self) -> None:
+        """Throw the oldest segments away until one more fits, and forget those that another process threw away."""
+        sizes = {path: size for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (size := _size(path)) is not None}
+        total = sum(sizes.values())
+        for path, size in list(sizes.items()):
+            if total + self._segment_bytes <= self.max_bytes:
+                break
+            if _discarded(path):
+                total -= size
+                del sizes[path]
+        for number, segment in list(self._segments.items()):
+            if segment.path not in sizes:
+                self._forget(number, segment)
+
+    def _forget(self, number: int, segment: _Segment) -> None:
+        for digest in segment.digests:
+            place = self._index.get(digest)
+            if place is not None and _unpacked(place)[0] == number:
+                self._index.pop(digest, None)
+        self._segments.pop(number, None)
+
+    def _let_go(self) -> None:
+        self._index.clear()
+        self._segments.clear()
+        self._active = None
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+
+def _packed(number: int, offset: int, size: int) -> int:
+    """A place as one integer, a third of a tuple's size."""
+    return number << 80 | offset << 32 | size
+
+
+def _unpacked(place: int) -> tuple[int, int, int]:
+    return place >> 80, place >> 32 & 0xFFFFFFFFFFFF, place & 0xFFFFFFFF
+
+
+def _opened(path: Path) -> int | None:
+    """A segment to read and write; None for what is none of them, or gone: nothing of it may be changed."""
+    try:
+        # A pipe must not be waited for, nor a link followed to what is not ours.
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NO_SEGMENT:
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _size(path: Path) -> int | None:
+    """The bytes of a segment; None for what is none, or gone."""
+    fd = _opened(path)
+    if fd is None:
+        return None
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _discarded(path: Path) -> bool:
+    """Delete a segment; False when another process writes it."""
+    fd = _opened(path)
+    if fd is None:
+        return True
+    try:
+        if not try_lock(fd):
+            return False
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)

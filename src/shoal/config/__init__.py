@@ -1,0 +1,516 @@
+"""The settings in effect: flag, else environment, else file, else default; nothing is read unless `load` is told to.
+
+Under a preset (`shoal.config.presets`) the other server's environment stands below Shoal's own and above the file, and
+its defaults stand above Shoal's.
+
+`python -m shoal.config` writes `docs/settings.md`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shoal.config.presets import PRESETS, Found, Given, Preset
+from shoal.config.presets import preset as find_preset
+from shoal.config.presets import read as read_preset
+from shoal.config.settings import BY_NAME, ENV_PREFIX, MODEL_KEYS, SETTINGS, ModelTable, Setting, Settings, convert
+from shoal.errors import ConfigError
+
+FILE_NAME = "shoal.toml"
+MODELS = "models"
+"""What to serve is given as arguments, as SHOAL_MODELS or as the file's tables, by the same precedence as a setting."""
+
+AS = "as"
+"""Key of the preset: `--as`, SHOAL_AS, `as` in the file."""
+
+FOREIGN = "foreign"
+"""Key of the flags of the other server, by name with their dashes."""
+
+LANGUAGE_MODELS, SERVED_MODEL = "*language models*", "*served model*"
+"""Names that `shown` gives the keys of a preset that name no model."""
+
+__all__ = [
+    "AS",
+    "FILE_NAME",
+    "FOREIGN",
+    "MODELS",
+    "PRECEDENCE",
+    "Layer",
+    "Loaded",
+    "ModelTable",
+    "Settings",
+    "Source",
+    "check_bind",
+]
+__all__ += ["find_file", "is_loopback", "load", "reference"]
+
+Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
+PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
+"""`foreign`: a name of the other server's environment, read under its preset alone; its flags are flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value came from: its layer, and the words for it ("--port", "SHOAL_PORT", "shoal.toml", "SERVER_PORT",
+    "preset inference-server")."""
+
+    layer: Layer
+    label: str
+
+
+DEFAULT = Source("default", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings in effect and where each came from.
+
+    `served`: the addresses to serve, each as on the command line; empty means the default model, or none where
+    `settings.default_model` is off. `models`: the tables of the file and of the preset by name, also those of models
+    that are not served; `language_models` and `served_model`: keys of a preset that name no model (see Found);
+    `table_sources`: where each of these keys came from.
+    `preset`: the one in effect, or "". `warnings`: what the operator should know, in words.
+    """
+
+    settings: Settings
+    sources: Mapping[str, Source]
+    served: tuple[str, ...] = ()
+    models: Mapping[str, ModelTable] = field(default_factory=dict)
+    file: Path | None = None
+    warnings: tuple[str, ...] = ()
+    preset: str = ""
+    table_sources: Mapping[str, Mapping[str, Source]] = field(default_factory=dict)
+    language_models: Mapping[str, Any] = field(default_factory=dict)
+    served_model: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self, name: str, *, served: bool = False) -> ModelTable:
+        """What the configuration says of a model. `served`: the process was started for it."""
+        table = self.models.get(name) or ModelTable()
+        if served:
+            table = table.completed(self.served_model)
+        return msgspec.structs.replace(table, if_language_model=dict(self.language_models))
+
+    def for_model(self, name: str) -> Settings:
+        """The settings for one model: its table stands above the rest of the file, below environment and flags."""
+        table = self.models.get(name)
+        if table is None:
+            return self.settings
+        below = ("file", "preset", "default")
+        changes = {key: value for key, value in table.overrides.items() if self.sources[key].layer in below}
+        return msgspec.structs.replace(self.settings, **changes)
+
+    def meant(self, text: str) -> str:
+        """What an argument or a client's name stands for: of an alias its table's name, and of that
+        `NAME=ADDRESS,...` where the table has backends."""
+        if text not in self.models:
+            text = next((name for name, table in self.models.items() if text in table.aliases), text)
+        table = self.models.get(text)
+        return _argument(text, table) if table is not None and table.backends else text
+
+    def shown(self) -> dict[str, Any]:
+        """Everything, ready for JSON, secrets masked."""
+        return {
+            "file": str(self.file) if self.file else None,
+            "preset": self.preset or None,
+            "settings": {
+                setting.name: {
+                    "value": setting.mask(getattr(self.settings, setting.name)),
+                    "source": self.sources[setting.name].label,
+                }
+                for setting in SETTINGS
+            },
+            MODELS: {"value": self.served, "source": self.sources[MODELS].label},
+            "tables": {
+                name: {key: {"value": self._tabled(name, key), "source": source.label} for key, source in keys.items()}
+                for name, keys in self.table_sources.items()
+            },
+        }
+
+    def _tabled(self, name: str, key: str) -> Any:
+        unnamed = {LANGUAGE_MODELS: self.language_models, SERVED_MODEL: self.served_model}
+        return unnamed[name][key] if name in unnamed else _in_table(self.models[name], key)
+
+
+_Layered: TypeAlias = Mapping[str, tuple[Any, Source]]
+"""The values that one layer gives, checked, by setting or by key of a table."""
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Loaded:
+    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models`, `as` and
+    `foreign` included.
+
+    Every layer is checked whole, so that a wrong value does not hide behind a better one. Raises ConfigError, with the
+    flag, variable or key at fault as its `param`.
+    """
+    warnings: list[str] = []
+    document = _read_toml(file) if file else {}
+    chosen = _preset(flags.get(AS), environ, document.pop(AS, None), file)
+    found = read_preset(chosen, environ, flags.get(FOREIGN) or {})
+    warnings += found.warnings
+    tables = _tables(document.pop(MODELS, {}), file, found, chosen)
+    foreign = {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()}
+    layers = (
+        _from_flags(flags if chosen is None else _respelt(flags, chosen)),
+        {name: given for name, given in foreign.items() if given[1].layer == "flag"},
+        _from_env(environ, warnings),
+        foreign,
+        _from_file(document, file),
+        {name: (value, _preset_source(chosen)) for name, value in (chosen.defaults if chosen else {}).items()},
+    )
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for setting in SETTINGS:
+        value, source = _first(layers, setting.name, setting.default)
+        values[setting.name] = _absolute(value, source, file) if setting.path and value else value
+        sources[setting.name] = source
+    for keys, key_file in (("api_key", "api_key_file"), ("admin_key", "admin_key_file")):
+        if values[key_file] is not None:
+            values[keys] += _read_keys(Path(values[key_file]), BY_NAME[keys], warnings)
+            sources[keys] = _joined(sources[keys], sources[key_file], values[key_file])
+    if file and any(name in document for name, setting in BY_NAME.items() if setting.secret):
+        _warn_if_readable(file, warnings)
+    models = {name: _table(table) for name, table in tables.items()}
+    unnamed = {
+        name: {key: _from_preset(MODEL_KEYS, key, given, chosen) for key, given in keys.items()}
+        for name, keys in ((LANGUAGE_MODELS, found.language_models), (SERVED_MODEL, found.served_model))
+        if keys
+    }
+    if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
+        raise ConfigError("triton_cert_file and triton_key_file go together: give both", param="triton_cert_file")
+    served, sources[MODELS] = _served(flags, environ, models, file=file, preset=(found.served, _preset_source(chosen)))
+    return Loaded(
+        Settings(**values),
+        sources,
+        served,
+        models,
+        file,
+        tuple(warnings),
+        chosen.name if chosen else "",
+        {name: {key: source for key, (_, source) in table.items()} for name, table in (tables | unnamed).items()},
+        *(_values(unnamed.get(name, {})) for name in (LANGUAGE_MODELS, SERVED_MODEL)),
+    )
+
+
+def _argument(name: str, table: ModelTable) -> str:
+    return f"{name}={','.join(table.backends)}"
+
+
+def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
+    """The settings file when no flag names one: SHOAL_CONFIG, else `shoal.toml` in `folder` if there is one."""
+    named = environ.get(ENV_PREFIX + "CONFIG")
+    if named:
+        return Path(named)
+    found = folder / FILE_NAME
+    return found if found.is_file() else None
+
+
+def check_bind(settings: Settings) -> None:
+    """Raise ConfigError for an address that others can reach while no key protects it."""
+    if settings.insecure or settings.api_key or is_loopback(settings.host):
+        return
+    raise ConfigError(
+        f"host {settings.host} can be reached by others and no API key is set: set one with --api-key-file FILE"
+        " (or SHOAL_API_KEY), or say --insecure to serve everybody",
+        param="host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """True for a name or address of this machine alone. Names other than localhost are not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _first(layers: Iterable[_Layered], name: str, default: Any) -> tuple[Any, Source]:
+    return next((layer[name] for layer in layers if name in layer), (default, DEFAULT))
+
+
+def _respelt(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]:
+    """Flags that Shoal shares with the original, in Shoal's words."""
+    spelt = chosen.spellings
+    return {name: spelt[name].get(value, value) if name in spelt else value for name, value in flags.items()}
+
+
+def _from_flags(flags: Mapping[str, Any]) -> _Layered:
+    given: dict[str, tuple[Any, Source]] = {}
+    for name, value in flags.items():
+        if name in (MODELS, AS, FOREIGN) or value is None or value in ((), []):
+            continue
+        flag = BY_NAME[name].flag
+        label = f"--no-{flag[2:]}" if value is False else flag
+        given[name] = (convert(BY_NAME[name], value, flag), Source("flag", label))
+    return given
+
+
+def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Layered:
+    given: dict[str, tuple[Any, Source]] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or not text or _SERVICE_LINK.match(text):
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        setting = BY_NAME.get(name)
+        if setting is None or setting.env != variable:
+            if name not in (MODELS, AS, "config"):
+                # Not refused: others may own a variable that begins so, and a pod cannot unset what it inherits.
+                near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
+                warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
+            continue
+        value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
+        if not value:  # commas alone say as little as nothing does, and must not open a server whose file has keys
+            continue
+        given[name] = (convert(setting, value, variable), Source("env", variable))
+    return given
+
+
+# Kubernetes gives every pod SHOAL_PORT=tcp://10.0.0.1:80 when a Service is called "shoal".
+_SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
+
+
+def _from_file(document: Mapping[str, Any], file: Path | None) -> _Layered:
+    source = Source("file", str(file))
+    return {name: (_from_key(BY_NAME, name, value, f"{file}"), source) for name, value in document.items()}
+
+
+def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) -> Any:
+    if key not in known:
+        names = [*known, MODELS, AS] if known is BY_NAME else known
+        near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+        raise ConfigError(f"{where}: {key} is not a setting here: {hint}", param=key)
+    # A text is taken as text here: `port = "80"` in the file is a mistake worth naming.
+    if isinstance(value, str) and not isinstance(
+        known[key].kind, msgspec.inspect.StrType | msgspec.inspect.LiteralType
+    ):
+        raise ConfigError(f"{where}: {key}: must be {known[key].wording}, not text in quotes", param=key)
+    return convert(known[key], value, f"{where}: {key}")
+
+
+def _preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
+    """The preset that the first layer names. Raises ConfigError for an unknown one in any of them."""
+    variable = ENV_PREFIX + AS.upper()
+    named = ((flag, "--as"), (environ.get(variable, "").strip(), variable), (key, f"{file}: {AS}"))
+    found = [find_preset(str(name), where) for name, where in named if name]
+    return found[0] if found else None
+
+
+def _preset_source(chosen: Preset | None) -> Source:
+    return Source("preset", f"preset {chosen.name}") if chosen else DEFAULT
+
+
+def _from_preset(known: Mapping[str, Setting], key: str, given: Given, chosen: Preset | None) -> tuple[Any, Source]:
+    """A value of the other server's environment or flags, or the preset's own default, checked."""
+    label = ", ".join(given.variables)
+    source = Source("flag" if label.startswith("--") else "foreign", label) if label else _preset_source(chosen)
+    return convert(known[key], given.value, label or source.label), source
+
+
+def _tables(
+    document: Any, file: Path | None, found: Found, chosen: Preset | None
+) -> dict[str, dict[str, tuple[Any, Source]]]:
+    """The keys of each model's table, from the file and the preset, by the precedence of every setting."""
+    if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
+        raise ConfigError(f'{file}: models must be tables: [models."name"]', param=MODELS)
+    source = Source("file", str(file))
+    tables: dict[str, dict[str, tuple[Any, Source]]] = {}
+    for name, table in document.items():
+        where = f'{file}: [models."{name}"]'
+        tables[name] = {key: (_from_key(MODEL_KEYS, key, value, where), source) for key, value in table.items()}
+    for name, keys in found.tables.items():
+        table = tables.setdefault(name, {})
+        for key, given in keys.items():
+            if given.variables or key not in table:
+                table[key] = _from_preset(MODEL_KEYS, key, given, chosen)
+    return tables
+
+
+def _values(layered: _Layered) -> dict[str, Any]:
+    return {key: value for key, (value, _) in layered.items()}
+
+
+def _table(layered: _Layered) -> ModelTable:
+    values = _values(layered)
+    overrides = {key: values.pop(key) for key in tuple(values) if key in BY_NAME}
+    return ModelTable(**values, overrides=overrides)
+
+
+def _in_table(table: ModelTable, key: str) -> Any:
+    return table.overrides[key] if key in table.overrides else getattr(table, key)
+
+
+def _served(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tables: Mapping[str, ModelTable],
+    *,
+    file: Path | None,
+    preset: tuple[Given | None, Source],
+) -> tuple[tuple[str, ...], Source]:
+    variable = ENV_PREFIX + MODELS.upper()
+    found, default = preset
+    label = ", ".join(found.variables) if found else ""
+    if flags.get(MODELS):
+        if found and found.alone and label.startswith("--"):
+            raise ConfigError(
+                f"{label} names the model, and so does {flags[MODELS][0]!r}: give one of them, and to a flag beside it "
+                "the value that it takes",
+                param=label,
+            )
+        return tuple(flags[MODELS]), Source("flag", "arguments")
+    if found and label.startswith("--"):
+        return found.value, Source("flag", label)
+    if environ.get(variable, "").strip():
+        return tuple(environ[variable].split()), Source("env", variable)
+    if found and label:
+        return found.value, Source("foreign", label)
+    backed = tuple(_argument(name, table) for name, table in tables.items() if table.backends)
+    if backed:
+        return backed, Source("file", str(file))
+    return (found.value, default) if found else ((), DEFAULT)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}", param="config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}", param="config") from error
+
+
+def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, ...]:
+    try:
+        # one space between a key and its class, however the file lines them up
+        lines = [" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(
+            f"{setting.name}_file: {file} cannot be read: {reason}", param=f"{setting.name}_file"
+        ) from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        # An empty file must not open the server.
+        raise ConfigError(f"{setting.name}_file: {file} holds no key", param=f"{setting.name}_file")
+    _warn_if_readable(file, warnings)
+    found: tuple[str, ...] = convert(setting, keys, f"{setting.name}_file: {file}")
+    return found
+
+
+def _warn_if_readable(file: Path, warnings: list[str]) -> None:
+    if file.stat().st_mode & 0o077:
+        warnings.append(f"{file} holds secrets and others can read it: chmod 600 {file}")
+
+
+def _joined(keys: Source, file: Source, path: str) -> Source:
+    if keys == DEFAULT:
+        return Source(file.layer, path)
+    return Source(keys.layer, f"{keys.label}, {path}")
+
+
+def _absolute(value: str, source: Source, file: Path | None) -> str:
+    path = Path(value).expanduser()
+    # A path in the file is meant from where the file lies, not from where the command was typed.
+    return str(file.parent / path if file and source.layer == "file" else path)
+
+
+def reference() -> str:
+    """`docs/settings.md`."""
+    sections = dict.fromkeys(setting.section for setting in SETTINGS)
+    parts = [_INTRODUCTION]
+    for section in sections:
+        rows = [setting for setting in SETTINGS if setting.section == section]
+        parts.append(f"## {section}\n\n" + _setting_rows(rows))
+    parts.append(_MODELS_SECTION.format(rows=_model_rows()))
+    parts.append(_PRESETS_SECTION)
+    parts += [_preset_page(one) for one in PRESETS.values()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting_rows(rows: Sequence[Setting]) -> str:
+    lines = ["| setting | flag, environment | default | |", "|---|---|---|---|"]
+    for row in rows:
+        must = "" if row.wording == "text" else f" Must be {row.wording}."
+        lines.append(f"| `{row.name}` | `{row.flag}` `{row.env}` | {_default(row)} | {row.help}{must} |")
+    return "\n".join(lines)
+
+
+def _default(row: Setting) -> str:
+    if row.default is None or row.default in ((), ""):
+        return "none"
+    return f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
+
+
+def _model_rows() -> str:
+    own = [f"| `{row.name}` | {row.help} |" for row in MODEL_KEYS.values() if not row.per_model]
+    shared = ", ".join(f"`{row.name}`" for row in MODEL_KEYS.values() if row.per_model)
+    return "\n".join(["| key | |", "|---|---|", *own, f"| {shared} | As above, for this model. |"])
+
+
+def _preset_page(one: Preset) -> str:
+    defaults = ", ".join(
+        f"`{name}` {_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
+    )
+    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}."]
+    for kind, names in (("environment", one.variables), ("flag", one.flags)):
+        rows = [f"| `{name}` | {means} |" for name, means in names.items()]
+        lines += ["", f"| {kind} | sets |", "|---|---|", *rows] if rows else []
+    return "\n".join(lines)
+
+
+_INTRODUCTION = """\
+# Settings
+
+Made from the table in `src/shoal/config/settings.py` by `python -m shoal.config`; edit it there.
+
+Each setting has one name: `max_batch_size` in `shoal.toml`, `--max-batch-size` on the command line and
+`SHOAL_MAX_BATCH_SIZE` in the environment. A flag wins over the environment, the environment over the file, the file
+over the default. The file is the one that `--config` or `SHOAL_CONFIG` names, else `shoal.toml` in the current folder.
+A list is a repeated flag on the command line, commas in the environment, `["a", "b"]` in the file. A switch is turned
+off by `--no-...`. An empty variable counts as not set. `shoal config` shows what is in effect, and why."""
+
+_MODELS_SECTION = """\
+## Models
+
+What to serve is given as arguments (`shoal serve ADDRESS ...`), else as `SHOAL_MODELS` (separated by spaces), else by
+the tables of the file that have `backends`, else it is the default model (none with `--no-default-model`). A table also
+applies to a model of its name that was given as an argument; flags and environment win over it.
+
+```toml
+[models."small"]
+backends = ["hf:sentence-transformers/all-MiniLM-L6-v2"]
+aliases = ["text-embedding-3-small"]
+default_for = ["embed"]
+max_batch_size = 32
+
+[models."retriever"]
+backends = ["triton://triton.example:8001#retriever"]
+tokenizer = "hf:intfloat/e5-small-v2"
+pooling = "mean"
+prompts = {{query = "query: ", document = "passage: "}}
+input_names = {{input_ids = "ids", attention_mask = "mask"}}
+```
+
+{rows}"""
+
+_PRESETS_SECTION = """\
+## Presets
+
+`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port,
+its environment names and its flags, so that what starts it today starts Shoal. A flag, also one of the other server,
+wins over Shoal's own variables, these over the other server's, these over the file, the file over the preset's
+defaults. The other server's names are read under its preset alone. `shoal config --as NAME` shows what they come to.
+
+The originals listen on every address, and ask for no key. Shoal does so when told: `--host 0.0.0.0 --insecure`, or with
+a key `--host 0.0.0.0 --api-key-file FILE`."""

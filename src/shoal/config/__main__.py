@@ -1,0 +1,10 @@
+"""`python -m shoal.config` writes docs/settings.md."""
+
+from __future__ import annotations
+
+import sys
+
+from shoal.config import reference
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

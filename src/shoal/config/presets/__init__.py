@@ -1,0 +1,63 @@
+"""Presets: the settings under which Shoal takes the place of another server (`shoal serve --as NAME`).
+
+A preset is a row of `PRESETS`: defaults of its own, and the names that the other server reads from the environment and
+the command line. Those names are read under their preset alone: elsewhere MODEL_NAME or MAX_BATCH_SIZE may mean
+anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from shoal.config.presets.auto_batching_proxy import AUTO_BATCHING_PROXY
+from shoal.config.presets.base import Environ, Found, Given, Preset
+from shoal.config.presets.inference_server import INFERENCE_SERVER
+from shoal.config.presets.ollama import OLLAMA
+from shoal.config.presets.tei import TEI
+from shoal.config.presets.triton_grpc_proxy import TRITON_GRPC_PROXY
+from shoal.config.presets.triton_openai import TRITON_OPENAI
+from shoal.errors import ConfigError
+
+PRESETS: Mapping[str, Preset] = {
+    one.name: one for one in (TRITON_GRPC_PROXY, INFERENCE_SERVER, TRITON_OPENAI, OLLAMA, TEI, AUTO_BATCHING_PROXY)
+}
+
+SWITCHES = frozenset(flag for one in PRESETS.values() for flag in one.switches)
+"""Flags of other servers that may stand without a value."""
+
+FLAGS: Mapping[str, Preset] = {flag: one for one in PRESETS.values() for flag in one.flags}
+"""Every flag of another server, with the preset that knows it."""
+
+__all__ = ["FLAGS", "PRESETS", "SWITCHES", "Environ", "Found", "Given", "Preset", "preset", "read"]
+
+
+def preset(name: str, where: str) -> Preset:
+    """Raises ConfigError that lists the presets; `where` says who named it."""
+    found = PRESETS.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
+        raise ConfigError(f"{where}: {name!r} is not a preset: {hint}", param=where)
+    return found
+
+
+def read(chosen: Preset | None, environ: Environ, flags: Environ) -> Found:
+    """What `environ` and the other server's `flags` mean under the preset; empty ones count as not set.
+
+    Raises ConfigError, also for flags of another preset, or of one where there is none.
+    """
+    for flag in flags:
+        if chosen is None or flag not in chosen.flags:
+            raise ConfigError(
+                f"{flag} is a flag of {FLAGS[flag].name}: say --as {FLAGS[flag].name} with it", param=flag
+            )
+    if chosen is None:
+        return Found()
+    return chosen.read(
+        {
+            name: text if name in chosen.verbatim else text.strip()
+            for name, text in {**environ, **flags}.items()
+            if text.strip()
+        }
+    )

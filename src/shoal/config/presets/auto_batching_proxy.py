@@ -1,0 +1,74 @@
+"""In the place of auto-batching-proxy, which reads flags alone, as its src/config.rs has them:
+https://github.com/sitetester/auto-batching-proxy."""
+
+from __future__ import annotations
+
+import re
+
+from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, switch, whole, wrong
+
+_URL, _TIMEOUT, _INPUTS = "--inference-url", "--inference-timeout-secs", "--max-inference-inputs"
+_INTERVAL, _INFO, _LOG = "--batch-check-interval-ms", "--include-batch-info", "RUST_LOG"
+
+_PLACE = re.compile(rf"(https?)://((?:{HOST})(?::[0-9]{{1,5}})?)(?:((?:/[A-Za-z0-9._~-]+)*?)/embed)?/?", re.IGNORECASE)
+_LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
+
+
+def _read(environ: Environ) -> Found:
+    settings = {}
+    for flag, setting in ((_TIMEOUT, "embed_timeout_s"), (_INPUTS, "max_inputs")):
+        if flag in environ:
+            settings[setting] = Given(_above_zero(flag, environ), (flag,))
+    if _INFO in environ:
+        settings["batch_info"] = Given(switch(_INFO, environ), (_INFO,))
+    warnings = []
+    if _INTERVAL in environ:
+        _above_zero(_INTERVAL, environ)
+        warnings.append(
+            f"{_INTERVAL} means nothing here: nobody looks for batches that are due, they leave by themselves"
+        )
+    if level := environ.get(_LOG, "").lower():
+        if level in _LEVELS:
+            settings["log_level"] = Given(_LEVELS[level], (_LOG,))
+        else:
+            warnings.append(f"{_LOG}: only a level alone is read, one of {', '.join(_LEVELS)}, not {level!r}")
+    return Found(settings=settings, served=_served(environ), warnings=tuple(warnings))
+
+
+def _served(environ: Environ) -> Given:
+    if _URL not in environ:
+        return Given(("tei+http://127.0.0.1:8080",))
+    found = _PLACE.fullmatch(environ[_URL])
+    if found is None:
+        raise wrong(_URL, "http://HOST:PORT/embed, the address of a text-embeddings-inference server", environ)
+    return Given((f"tei+{found[1].lower()}://{found[2]}{found[3] or ''}",), (_URL,))
+
+
+def _above_zero(flag: str, environ: Environ) -> int:
+    number = whole(flag, environ)
+    if not number:
+        raise wrong(flag, "above 0", environ)
+    return number
+
+
+AUTO_BATCHING_PROXY = Preset(
+    name="auto-batching-proxy",
+    stands_for="sitetester/auto-batching-proxy: requests of many users in one call of text-embeddings-inference",
+    defaults={
+        "port": 3000,
+        "max_wait_time_ms": 500.0,
+        "max_batch_size": 8,
+        "max_inputs": 32,
+        "embed_dialect": "auto-batching-proxy",
+    },
+    variables={_LOG: "`log_level`, where it is a level alone"},
+    flags={
+        _URL: "the server to serve, default `http://127.0.0.1:8080/embed`; all of its routes are used",
+        _TIMEOUT: "`embed_timeout_s`: of a whole request",
+        _INPUTS: "`max_inputs`",
+        _INFO: "`batch_info`: `true` or `false`",
+        _INTERVAL: "nothing, and a warning says so",
+    },
+    spellings={"log_level": {"normal": "info", "critical": "error", "off": "error"}},
+    read=_read,
+)

@@ -1,0 +1,72 @@
+"""In the place of inference-server, with the environment of its successor:
+https://github.com/OwenPendrighElliott/inference_server."""
+
+from __future__ import annotations
+
+from shoal.config.presets.base import Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.errors import ConfigError
+
+_KINDS = {"KIND_CPU": "cpu", "KIND_GPU": "gpu"}
+
+
+def _read(environ: Environ) -> Found:
+    settings = {
+        setting: Given(environ[variable], (variable,))
+        for variable, setting in (("MAX_LOADED_MODELS", "max_loaded_models"), ("MAX_BATCH_SIZE", "max_batch_size"))
+        if variable in environ
+    }
+    if "TRITON_GRPC_URL" in environ:
+        settings["triton_url"] = Given(_triton_url(environ["TRITON_GRPC_URL"]), ("TRITON_GRPC_URL",))
+    if "DYNAMIC_BATCHING" in environ:
+        settings["triton_dynamic_batching"] = Given(switch("DYNAMIC_BATCHING", environ), ("DYNAMIC_BATCHING",))
+    kind = environ.get("INSTANCE_KIND", "")
+    if kind and kind not in _KINDS:
+        raise wrong("INSTANCE_KIND", "one of KIND_CPU, KIND_GPU", environ)
+    if kind:
+        settings["triton_kind"] = Given(_KINDS[kind], ("INSTANCE_KIND",))
+    instances = whole("MODEL_INSTANCES", environ) if "MODEL_INSTANCES" in environ else 0
+    if instances and kind:
+        settings["triton_instances"] = Given(instances, ("MODEL_INSTANCES",))
+    for variable, setting, on in (
+        ("TENSORRT_ENABLED", "triton_accelerator", "tensorrt"),
+        ("FP16_ENABLED", "triton_fp16", True),
+    ):
+        if variable in environ and switch(variable, environ):
+            if kind != "KIND_GPU":
+                raise ConfigError(f"{variable}: set INSTANCE_KIND=KIND_GPU with it, or leave it out", param=variable)
+            settings[setting] = Given(on, (variable,))
+    warned = instances and not kind
+    warnings = ("MODEL_INSTANCES counts only together with INSTANCE_KIND: set KIND_CPU or KIND_GPU",) if warned else ()
+    return Found(settings=settings, warnings=warnings)
+
+
+def _triton_url(text: str) -> str:
+    scheme, _, place = text.rstrip("/").rpartition("://")
+    return f"tritons://{place}" if scheme.lower() in ("https", "grpcs") else place
+
+
+INFERENCE_SERVER = Preset(
+    name="inference-server",
+    stands_for="OwenPendrighElliott/inference_server: models loaded, used and deleted over `infer`'s routes",
+    defaults={
+        "port": 8686,
+        "backend": "triton",
+        "triton_url": "localhost:8001",
+        "triton_repository": "model_repository",
+        "max_loaded_models": 5,
+        "max_batch_size": 32,
+        "default_model": False,
+        "metrics_default": "json",
+    },
+    variables={
+        "TRITON_GRPC_URL": "`triton_url`",
+        "MAX_LOADED_MODELS": "`max_loaded_models`",
+        "MAX_BATCH_SIZE": "`max_batch_size`",
+        "DYNAMIC_BATCHING": "`triton_dynamic_batching`",
+        "INSTANCE_KIND": "`triton_kind`: KIND_CPU or KIND_GPU",
+        "MODEL_INSTANCES": "`triton_instances`; needs INSTANCE_KIND, 0 leaves it to Triton",
+        "TENSORRT_ENABLED": "`triton_accelerator`; needs KIND_GPU",
+        "FP16_ENABLED": "`triton_fp16`; needs KIND_GPU",
+    },
+    read=_read,
+)

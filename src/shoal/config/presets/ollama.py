@@ -1,0 +1,151 @@
+"""In the place of Ollama: https://github.com/ollama/ollama, envconfig/config.go and docs/faq.mdx."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address
+
+from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, whole, wrong
+from shoal.durations import parse_duration
+
+_ADDRESS = re.compile(rf"(?:(https?)://)?({HOST})?(?::([0-9]{{1,5}}))?(?:/.*)?", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
+_TRUE = {"1", "t", "true"}
+
+_COUNTS = {
+    "OLLAMA_MAX_LOADED_MODELS": "max_loaded_models",
+    "OLLAMA_MAX_QUEUE": "max_queued_streams",
+    "OLLAMA_NUM_PARALLEL": "max_streams",
+}
+_CACHE_TYPES = {"f32": "f32", "f16": "f16", "q8_0": "u8"}
+_SOON_S = 1.0
+_ENDLESS_S = 365 * 86400.0
+
+_NOTHING = {
+    "OLLAMA_FLASH_ATTENTION": "the engine chooses its own way",
+    "OLLAMA_GPU_OVERHEAD": "models on this machine run on the processor",
+    "OLLAMA_SCHED_SPREAD": "models on this machine run on the processor",
+    "OLLAMA_LLM_LIBRARY": "there is one engine for each kind of model",
+    "OLLAMA_NEW_ENGINE": "there is one engine for each kind of model",
+    "OLLAMA_MULTIUSER_CACHE": "prefixes are shared between users (`prefix_caching`)",
+    "OLLAMA_NOPRUNE": "nothing is pruned at the start",
+    "OLLAMA_REMOTES": "no request is passed on to another host",
+}
+"""Of the original's, those that a person may count on, and why they change nothing here."""
+
+
+def _read(environ: Environ) -> Found:
+    settings = _address(environ) if "OLLAMA_HOST" in environ else {}
+    warnings = []
+    for variable, setting in _COUNTS.items():
+        count = whole(variable, environ) if variable in environ else 0
+        if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):  # of the others 0 means any number
+            settings[setting] = Given(count, (variable,))
+    if "OLLAMA_KEEP_ALIVE" in environ:
+        settings["keep_alive_s"] = Given(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))
+    if "OLLAMA_LOAD_TIMEOUT" in environ:
+        settings["load_timeout_s"] = Given(_load_timeout(environ), ("OLLAMA_LOAD_TIMEOUT",))
+    if kept := environ.get("OLLAMA_KV_CACHE_TYPE", "").lower():
+        if kept in _CACHE_TYPES:
+            settings["kv_cache_precision"] = Given(_CACHE_TYPES[kept], ("OLLAMA_KV_CACHE_TYPE",))
+        else:
+            warnings.append(f"OLLAMA_KV_CACHE_TYPE: {kept} is not supported; use {', '.join(_CACHE_TYPES)}")
+    if "OLLAMA_ORIGINS" in environ:
+        origins = [text.strip() for text in environ["OLLAMA_ORIGINS"].split(",") if text.strip()]
+        exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
+        settings["cors_origins"] = Given(exact, ("OLLAMA_ORIGINS",))
+        if others := [origin for origin in origins if origin not in exact]:
+            warnings.append(
+                f"OLLAMA_ORIGINS: {', '.join(others)} is not used: name every origin in full, as https://app.example.org"
+            )
+    if environ.get("OLLAMA_DEBUG", "0").lower() in _TRUE or re.fullmatch(
+        "0*[1-9][0-9]*", environ.get("OLLAMA_DEBUG", "")
+    ):
+        settings["log_level"] = Given("debug", ("OLLAMA_DEBUG",))
+    if "OLLAMA_MODELS" in environ:
+        warnings.append(
+            "OLLAMA_MODELS is not read: the files in it are Ollama's own; Shoal keeps models in `home` (SHOAL_HOME)"
+        )
+    warnings += [f"{name} means nothing here: {why}" for name, why in _NOTHING.items() if name in environ]
+    return Found(settings=settings, language_models=_context(environ), warnings=tuple(warnings))
+
+
+def _address(environ: Environ) -> dict[str, Given]:
+    """`host` and `port`. As there, quotes around it do not count, and an IPv6 address without a port needs no brackets;
+    what looks like one with a port but no brackets is an address as well, or wrong."""
+    text = environ["OLLAMA_HOST"].strip("\"' ")
+    scheme, separator, place = text.rpartition("://")
+    bare = place.rstrip("/")
+    if _is_ipv6(bare):
+        text = f"{scheme}{separator}[{bare}]"
+    found = _ADDRESS.fullmatch(text)
+    if found is None or ((found[2] or "").startswith("[") and not _is_ipv6(found[2].strip("[]"))):
+        raise wrong("OLLAMA_HOST", "host, host:port or :port, with [brackets] around IPv6 before a port", environ)
+    if (found[1] or "").lower() == "https":
+        raise wrong("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
+    given = {}
+    if found[2]:
+        given["host"] = Given(found[2].strip("[]"), ("OLLAMA_HOST",))
+    if found[3] or found[1]:
+        given["port"] = Given(found[3] or "80", ("OLLAMA_HOST",))
+    return given
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return bool(IPv6Address(text)) and "%" not in text
+    except ValueError:
+        return False
+
+
+def _keep_alive(environ: Environ) -> float:
+    """`keep_alive_s`, where 0 is for ever; Ollama's 0 is no longer than needed."""
+    seconds = _seconds("OLLAMA_KEEP_ALIVE", environ)
+    return 0.0 if seconds < 0 else max(seconds, _SOON_S)
+
+
+def _load_timeout(environ: Environ) -> float:
+    """`load_timeout_s`, which ends; with Ollama 0 and less is for ever."""
+    seconds = _seconds("OLLAMA_LOAD_TIMEOUT", environ)
+    return seconds if seconds > 0 else _ENDLESS_S
+
+
+def _seconds(variable: str, environ: Environ) -> float:
+    text = environ[variable]
+    seconds = float(text) if re.fullmatch("[+-]?[0-9]{1,9}", text) else parse_duration(text)
+    if seconds is None:
+        for_ever = "below 0" if variable == "OLLAMA_KEEP_ALIVE" else "0 or less"
+        raise wrong(variable, f"seconds, or a duration as 5m; {for_ever} is for ever", environ)
+    return seconds
+
+
+def _context(environ: Environ) -> dict[str, Given]:
+    tokens = whole("OLLAMA_CONTEXT_LENGTH", environ) if "OLLAMA_CONTEXT_LENGTH" in environ else 0
+    return {"context_tokens": Given(tokens, ("OLLAMA_CONTEXT_LENGTH",))} if tokens else {}
+
+
+OLLAMA = Preset(
+    name="ollama",
+    stands_for="Ollama: its API under /api, models got by `pull`",
+    defaults={
+        "port": 11434,
+        "default_model": False,
+        "keep_alive_s": 300.0,
+        "max_queued_streams": 512,
+    },
+    variables={
+        "OLLAMA_HOST": "`host` and `port`",
+        "OLLAMA_KEEP_ALIVE": "`keep_alive_s`: seconds or 5m; below 0 is for ever, 0 one second",
+        "OLLAMA_MAX_LOADED_MODELS": "`max_loaded_models`",
+        "OLLAMA_MAX_QUEUE": "`max_queued_streams`",
+        "OLLAMA_NUM_PARALLEL": "`max_streams`; 0 leaves it",
+        "OLLAMA_CONTEXT_LENGTH": "most `context_tokens` of language models without one in their table; 0 leaves it",
+        "OLLAMA_ORIGINS": "`cors_origins`, those that are written in full",
+        "OLLAMA_DEBUG": "`log_level` debug",
+        "OLLAMA_LOAD_TIMEOUT": "`load_timeout_s`, download included: seconds or 5m; 0 and less is a year",
+        "OLLAMA_KV_CACHE_TYPE": "`kv_cache_precision`: f32, f16, or q8_0 as u8; a warning for others",
+        "OLLAMA_MODELS": "nothing, and a warning says so: `home` is Shoal's folder",
+        **{name: f"nothing, and a warning says so: {why}" for name, why in _NOTHING.items()},
+    },
+    read=_read,
+)

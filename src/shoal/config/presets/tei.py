@@ -1,0 +1,201 @@
+"""In the place of text-embeddings-inference, as router/src/main.rs of
+https://github.com/huggingface/text-embeddings-inference reads its flags.
+
+Every flag there has a twin in the environment, in upper case. Flags that Shoal has itself, under the same name and with
+the same meaning (--port, --api-key, --hf-token, --max-batch-tokens), are Shoal's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+from shoal.config.presets.base import Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.errors import ConfigError
+
+_COUNTS = {
+    "PORT": "port",
+    "MAX_CONCURRENT_REQUESTS": "max_queue_items",
+    "MAX_BATCH_TOKENS": "max_batch_tokens",
+    "MAX_BATCH_REQUESTS": "max_batch_size",
+    "MAX_CLIENT_BATCH_SIZE": "max_inputs",
+    "PAYLOAD_LIMIT": "max_body_bytes",
+}
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "auto"}
+_POOLINGS = ("cls", "mean", "splade", "last-token")
+_ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
+
+_NOTHING = {
+    "TOKENIZATION_WORKERS": "texts are tokenised together, in two threads",
+    "DENSE_PATH": "a model's modules.json names its modules",
+    "UDS_PATH": "models run in this process",
+    "HUGGINGFACE_HUB_CACHE": "models are kept in `home` (SHOAL_HOME)",
+    "DISABLE_SPANS": "there are no spans in the log",
+    "OTLP_ENDPOINT": "no traces are sent; `/metrics` and the `server-timing` header tell the times",
+    "OTLP_SERVICE_NAME": "no traces are sent",
+    "PROMETHEUS_PORT": "`/metrics` is on the server's own port",
+}
+"""Of the original's, those that change nothing here, and why."""
+
+_OWN = ("PORT", "MAX_BATCH_TOKENS", "API_KEY", "HF_TOKEN")
+_SWITCHES = ("AUTO_TRUNCATE", "JSON_OUTPUT", "DISABLE_SPANS")
+
+_MEANINGS = {
+    "MODEL_ID": "the model to serve: a name on the Hugging Face hub, a folder, or any address of Shoal's",
+    "REVISION": "its revision; needs MODEL_ID",
+    "SERVED_MODEL_NAME": "the name that it is served under; needs MODEL_ID",
+    "DTYPE": "`precision`: `float32`, `bfloat16`; `float16` leaves it `auto`",
+    "POOLING": "nothing, and a warning says so: a model's files tell its pooling",
+    "DEFAULT_PROMPT_NAME": "`default_prompt_name` of the one model served",
+    "DEFAULT_PROMPT": "`prompts.default` and `default_prompt_name` of the one model served",
+    "AUTO_TRUNCATE": "`truncate`",
+    "HOSTNAME": "`host`, where it is an IP address",
+    "PORT": "`port`",
+    "API_KEY": "`api_key`",
+    "HF_TOKEN": "`hf_token`",
+    "HF_API_TOKEN": "`hf_token`, where HF_TOKEN is not set",
+    "MAX_CONCURRENT_REQUESTS": "`max_queue_items`",
+    "MAX_BATCH_TOKENS": "`max_batch_tokens`",
+    "MAX_BATCH_REQUESTS": "`max_batch_size`",
+    "MAX_CLIENT_BATCH_SIZE": "`max_inputs`",
+    "PAYLOAD_LIMIT": "`max_body_bytes`",
+    "JSON_OUTPUT": "`log_format` json",
+    "CORS_ALLOW_ORIGIN": "`cors_origins`, those that are written in full, with commas between them",
+    **{name: f"nothing, and a warning says so: {why}" for name, why in _NOTHING.items()},
+}
+
+
+def _flag(variable: str) -> str:
+    return "--" + variable.lower().replace("_", "-")
+
+
+class _Said:
+    """What was given, by the name in the environment; a flag stands above it, and is what messages name."""
+
+    def __init__(self, environ: Environ) -> None:
+        self.environ = environ
+
+    def __contains__(self, variable: str) -> bool:
+        return bool({variable, _flag(variable)} & self.environ.keys())
+
+    def name(self, variable: str) -> str:
+        return _flag(variable) if _flag(variable) in self.environ else variable
+
+    def text(self, variable: str) -> str:
+        return self.environ[self.name(variable)]
+
+    def given(self, variable: str, value: object) -> Given:
+        return Given(value, (self.name(variable),))
+
+
+def _read(environ: Environ) -> Found:
+    said = _Said(environ)
+    settings = {
+        setting: said.given(variable, whole(said.name(variable), environ))
+        for variable, setting in _COUNTS.items()
+        if variable in said
+    }
+    if "AUTO_TRUNCATE" in said:
+        settings["truncate"] = said.given("AUTO_TRUNCATE", switch(said.name("AUTO_TRUNCATE"), environ))
+    if "JSON_OUTPUT" in said and switch(said.name("JSON_OUTPUT"), environ):
+        settings["log_format"] = said.given("JSON_OUTPUT", "json")
+    if "API_KEY" in said:
+        settings["api_key"] = said.given("API_KEY", [said.text("API_KEY")])
+    if token := next((name for name in ("HF_TOKEN", "HF_API_TOKEN") if name in said), ""):
+        settings["hf_token"] = said.given(token, said.text(token))
+    if "DTYPE" in said:
+        settings["precision"] = said.given("DTYPE", _precision(said))
+    settings |= _host(said)
+    if "CORS_ALLOW_ORIGIN" in said:
+        exact = [origin for origin in _origins(said) if _ORIGIN.fullmatch(origin)]
+        settings["cors_origins"] = said.given("CORS_ALLOW_ORIGIN", exact)
+    return Found(settings=settings, served=_served(said), served_model=_prompts(said), warnings=tuple(_warnings(said)))
+
+
+def _served(said: _Said) -> Given | None:
+    if "MODEL_ID" not in said:
+        return None
+    model = said.text("MODEL_ID")
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        address = f"file:{folder.absolute()}"
+    else:
+        address = model if ":" in model else f"hf:{model}"
+        if "REVISION" in said:
+            address += f"@{said.text('REVISION')}"
+    if "SERVED_MODEL_NAME" in said:
+        address = f"{said.text('SERVED_MODEL_NAME')}={address}"
+    return Given((address,), (said.name("MODEL_ID"),), alone=True)
+
+
+def _precision(said: _Said) -> str:
+    found = _PRECISIONS.get(said.text("DTYPE"))
+    if found is None:
+        raise wrong(said.name("DTYPE"), f"one of {', '.join(_PRECISIONS)}", said.environ)
+    return found
+
+
+def _host(said: _Said) -> dict[str, Given]:
+    """Containers have their own name in HOSTNAME, which the original passes over as well."""
+    if "HOSTNAME" not in said:
+        return {}
+    try:
+        ip_address(said.text("HOSTNAME"))
+    except ValueError:
+        if said.name("HOSTNAME").startswith("--"):
+            raise wrong(said.name("HOSTNAME"), "an IP address", said.environ) from None
+        return {}
+    return {"host": said.given("HOSTNAME", said.text("HOSTNAME"))}
+
+
+def _prompts(said: _Said) -> dict[str, Given]:
+    if "DEFAULT_PROMPT" in said and "DEFAULT_PROMPT_NAME" in said:
+        name = said.name("DEFAULT_PROMPT")
+        raise ConfigError(f"{name}: {said.name('DEFAULT_PROMPT_NAME')} is given, too: choose one of them", param=name)
+    if "DEFAULT_PROMPT_NAME" in said:
+        return {"default_prompt_name": said.given("DEFAULT_PROMPT_NAME", said.text("DEFAULT_PROMPT_NAME"))}
+    if "DEFAULT_PROMPT" in said:
+        return {
+            "prompts": said.given("DEFAULT_PROMPT", {"default": said.text("DEFAULT_PROMPT")}),
+            "default_prompt_name": said.given("DEFAULT_PROMPT", "default"),
+        }
+    return {}
+
+
+def _origins(said: _Said) -> list[str]:
+    return [origin.strip() for origin in said.text("CORS_ALLOW_ORIGIN").split(",") if origin.strip()]
+
+
+def _warnings(said: _Said) -> Iterator[str]:
+    for variable in ("REVISION", "SERVED_MODEL_NAME"):
+        if variable in said and "MODEL_ID" not in said:
+            yield f"{said.name(variable)} counts only together with {_flag('MODEL_ID')}, or MODEL_ID"
+    if "POOLING" in said:
+        if said.text("POOLING") not in _POOLINGS:
+            raise wrong(said.name("POOLING"), f"one of {', '.join(_POOLINGS)}", said.environ)
+        yield f"{said.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
+    if "DTYPE" in said and said.text("DTYPE") == "float16":
+        yield f"{said.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
+    others = [each for each in _origins(said) if not _ORIGIN.fullmatch(each)] if "CORS_ALLOW_ORIGIN" in said else []
+    if others:
+        yield (
+            f"{said.name('CORS_ALLOW_ORIGIN')}: {', '.join(others)} is not used: name every origin in full, as "
+            "https://app.example.org"
+        )
+    for variable, why in _NOTHING.items():
+        if variable in said:
+            yield f"{said.name(variable)} means nothing here: {why}"
+
+
+TEI = Preset(
+    name="tei",
+    stands_for="text-embeddings-inference: one model, and its routes at the root",
+    defaults={"port": 3000, "tei_metrics": True, "any_model": True},
+    variables=_MEANINGS,
+    flags={_flag(name): f"as {name}" for name in _MEANINGS if name not in _OWN},
+    switches=frozenset(map(_flag, _SWITCHES)),
+    verbatim=frozenset(("DEFAULT_PROMPT", _flag("DEFAULT_PROMPT"))),
+    read=_read,
+)

@@ -1,0 +1,98 @@
+"""In the place of triton-openai, which reads flags alone:
+https://github.com/visitsb/triton-inference-server-openai-api."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.errors import ConfigError
+
+_PROTO, _HOST, _PORT = "--triton_http_proto", "--triton_http_host", "--triton_http_port"
+_TOKENIZER, _ENGINE, _TOKENS, _VERBOSE = "--tokenizer_dir", "--engine_dir", "--default_max_tokens", "--verbose"
+
+_HTTP_PORT = "8000"
+_GRPC_PORT = "8001"
+"""The port of Triton that the original does not know of."""
+
+# What the original drops, or sends to models that do not look: its clients send it, and are not to be refused.
+_DROPPED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
+
+
+def _read(environ: Environ) -> Found:
+    proto = environ.get(_PROTO, "http")
+    if proto not in ("http", "https"):
+        raise wrong(_PROTO, "http or https", environ)
+    host = environ.get(_HOST, "127.0.0.1")
+    if not re.fullmatch(HOST, host):
+        raise wrong(_HOST, "a host without a port", environ)
+    place = f"{'tritons' if proto == 'https' else 'triton'}://{host}:{_GRPC_PORT}"
+    settings, language_models = {}, {}
+    if _TOKENS in environ:
+        settings["default_max_tokens"] = Given(whole(_TOKENS, environ), (_TOKENS,))
+    if _VERBOSE in environ and switch(_VERBOSE, environ):
+        settings["log_level"] = Given("debug", (_VERBOSE,))
+    if _TOKENIZER in environ:
+        language_models["tokenizer"] = Given(f"file:{_folder(_TOKENIZER, environ)}", (_TOKENIZER,))
+    if _ENGINE in environ:
+        language_models["context_tokens"] = Given(_context(_folder(_ENGINE, environ) / "config.json"), (_ENGINE,))
+    return Found(
+        settings=settings,
+        served=Given((place,), tuple(flag for flag in (_PROTO, _HOST) if flag in environ)),
+        language_models=language_models,
+        warnings=_port(environ, place),
+    )
+
+
+def _port(environ: Environ, place: str) -> tuple[str, ...]:
+    if environ.get(_PORT, _HTTP_PORT) == _HTTP_PORT:
+        return ()
+    named = place.removesuffix(_GRPC_PORT) + "PORT"
+    return (
+        f"{_PORT} is not used: Shoal speaks gRPC with Triton, on port {_GRPC_PORT}; where that is another one, name "
+        f"the server as an address: shoal serve --as triton-openai {named}",
+    )
+
+
+def _folder(flag: str, environ: Environ) -> Path:
+    folder = Path(environ[flag]).expanduser().absolute()
+    if not folder.is_dir():
+        raise wrong(flag, "a folder that is there", environ)
+    return folder
+
+
+def _context(file: Path) -> int:
+    """The longest prompt and answer together that a TensorRT-LLM engine was built for."""
+    instead = "leave the flag out, and set context_tokens in the model's table of shoal.toml"
+    try:
+        found: Any = json.loads(file.read_bytes())["build_config"]
+        whole_length, parts = found.get("max_seq_len"), (found.get("max_input_len"), found.get("max_output_len"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no engine's configuration"
+        raise ConfigError(f"{_ENGINE}: {file} cannot be read ({reason}): {instead}", param=_ENGINE) from None
+    if isinstance(whole_length, int) and whole_length > 0:
+        return whole_length
+    if all(isinstance(part, int) and part > 0 for part in parts):
+        return sum(parts)
+    raise ConfigError(f"{_ENGINE}: {file} does not tell max_seq_len: {instead}", param=_ENGINE)
+
+
+TRITON_OPENAI = Preset(
+    name="triton-openai",
+    stands_for="visitsb/triton-inference-server-openai-api: OpenAI's chat over the language models of a Triton",
+    defaults={"port": 11434, "ignore_parameters": _DROPPED},
+    variables={},
+    flags={
+        _PROTO: "`https`: TLS to Triton",
+        _HOST: "the Triton's host, default 127.0.0.1; its models are served, over gRPC on port 8001",
+        _PORT: "nothing, and a warning says so where it is not 8000",
+        _TOKENIZER: "`tokenizer` of language models that name none; embedders and rerankers keep their own",
+        _ENGINE: "`context_tokens` of language models that tell none, from `config.json` in it",
+        _TOKENS: "`default_max_tokens`",
+        _VERBOSE: "`log_level` debug; `False` is false",
+    },
+    read=_read,
+)

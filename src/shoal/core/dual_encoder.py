@@ -1,0 +1,117 @@
+"""The Runner over two lanes, one for texts and one for pictures: a model whose towers share a space of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from shoal.core.batch_facts import together
+from shoal.core.closing import close_all
+from shoal.core.concurrency import side_by_side
+from shoal.core.input_errors import placed
+from shoal.core.lane_runner import Shown
+from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import InternalError, ShoalError, Unsupported
+from shoal.types import Batched, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
+
+
+class TowersRunner(Shown):
+    """Each input goes to the lane of its modality; both run side by side, and the vectors come back in order.
+
+    What only texts have (prompts, cutting) is not asked of the pictures that come with them. `facts.modalities` are
+    those of the lanes.
+    """
+
+    def __init__(self, lanes: Mapping[Modality, Lane], facts: ModelFacts, codec: TextCodec | None = None) -> None:
+        super().__init__(codec)
+        self.lanes = lanes
+        self._facts = facts
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        places = _places(task)
+        if len(places) == 1:
+            (modality,) = places
+            return await self._lane(modality).run(task, ctx)
+        if not isinstance(task, Embed):
+            raise Unsupported("texts and pictures are not classified together; send them apart", param="input")
+        return await self._both(task, places, ctx)
+
+    async def _both(self, task: Embed, places: Mapping[Modality, list[int]], ctx: Context) -> Embedded:
+        parts = {
+            modality: msgspec.structs.replace(task, inputs=[task.inputs[place] for place in some])
+            for modality, some in places.items()
+        }
+        parts["image"] = msgspec.structs.replace(parts["image"], prompt_name=None, input_type=None, truncate=None)
+        found = await side_by_side(
+            *(self._part(modality, parts[modality], places[modality], ctx) for modality in parts)
+        )
+        return _together(found, list(places.values()), len(task.inputs))
+
+    async def _part(self, modality: Modality, part: Embed, places: Sequence[int], ctx: Context) -> Embedded:
+        try:
+            return await self._lane(modality).run(part, ctx)
+        except ShoalError as error:
+            raise placed(error, places) from None
+
+    def _lane(self, modality: Modality) -> Lane:
+        lane = self.lanes.get(modality)
+        if lane is None:  # the gateway asks the facts before
+            raise InternalError(f"the model has no lane for {modality}")
+        return lane
+
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        raise Unsupported(f"the model {task.model!r} embeds texts and pictures, and generates nothing", param="model")
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        told = False
+
+        def once(error: ShoalError) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                call(error)
+
+        for lane in self.lanes.values():
+            lane.when_broken(once)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return [status for lane in self.lanes.values() for status in lane.status()]
+
+    def ready(self) -> bool:
+        return all(lane.ready() for lane in self.lanes.values())
+
+    async def aclose(self) -> None:
+        await close_all(*(lane.aclose for lane in self.lanes.values()))
+
+
+def _places(task: Batched) -> dict[Modality, list[int]]:
+    """Where the inputs of each modality stand, of those that there are."""
+    if isinstance(task, Rerank):
+        return {"text": []}
+    places: dict[Modality, list[int]] = {"text": [], "image": []}
+    for place, item in enumerate(task.inputs):
+        places["image" if isinstance(item, Image) else "text"].append(place)
+    return {modality: some for modality, some in places.items() if some}
+
+
+def _together(parts: Sequence[Embedded], places: Sequence[Sequence[int]], count: int) -> Embedded:
+    vectors = np.empty((count, parts[0].vectors.shape[1]), dtype=np.float32)
+    tokens = [0] * count
+    for part, some in zip(parts, places, strict=True):
+        vectors[some] = part.vectors
+        for place, number in zip(some, part.tokens, strict=True):
+            tokens[place] = number
+    return Embedded(
+        vectors=vectors,
+        tokens=tokens,
+        truncated=sum(part.truncated for part in parts),
+        facts=together([part.facts for part in parts], max),
+        space=parts[0].space,
+    )

@@ -1,0 +1,396 @@
+"""The Runner over text generators: one task to prompts, choices, chunks and usage.
+
+What is the same for every language model is here and in its pipeline: fields that the model cannot honour, several
+prompts and choices, where an answer ends and why, and what it used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.core.generation.merging import merged
+from shoal.core.generation.replica_selection import Rota
+from shoal.core.generation.sampling import CUT_HERE, OF_IDS, UNSET, check_elsewhere, honoured
+from shoal.core.protocols import (
+    Breakable,
+    ChatPipeline,
+    Decoder,
+    ModelFacts,
+    Piece,
+    Prompt,
+    ReplicaStatus,
+    TextGenerator,
+)
+from shoal.core.threads import Threads
+from shoal.errors import EngineFailed, InvalidValue, Overloaded, ShoalError, TransportFailed, Unavailable, Unsupported
+from shoal.types import Batched, Chunk, Context, Generate, Result, Sampling, Usage
+
+logger = logging.getLogger("shoal.core")
+
+CHOICES_AT_ONCE = 16
+"""Choices of one request that run side by side; the others wait for these."""
+
+INLINE_CHARS = 4_000
+"""Prompts up to this are rendered and tokenised on the loop (about 100 us); a hop to a thread costs as much."""
+
+MESSAGE_CHARS = 64
+
+UNBOUNDED_TOKENS = 1024
+"""Where neither the request, nor the settings, nor the context says how long an answer may be, and the model must be
+told."""
+
+PATIENCE_S = 10.0
+"""For a first piece, after which other replicas are asked first."""
+
+SEEDS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """Of one model: its name here, its own sampling defaults (fields that it can honour), the answer's length where a
+    request does not say (0: what the context has room for), fields to ignore where it cannot honour them, and how long
+    a replica may keep a request without a first piece before others are asked first."""
+
+    model: str
+    sampling: Sampling = UNSET
+    default_max_tokens: int = 0
+    ignore: frozenset[str] = frozenset()
+    threads: Threads | None = None
+    patience_s: float = PATIENCE_S
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One choice while it is made, for its part of the usage."""
+
+    decoder: Decoder
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
+
+    def note(self, piece: Piece) -> None:
+        if piece.prompt_tokens is not None:
+            self.prompt_tokens = piece.prompt_tokens
+        if piece.cached_tokens is not None:
+            self.cached_tokens = piece.cached_tokens
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A request's answers, by prompt."""
+
+    prompts: Sequence[Prompt]
+    answers: list[list[_Answer]] = field(default_factory=list)
+
+    def usage(self) -> Usage:
+        """The backend's count of a prompt goes before ours: it has seen what the model really read."""
+        prompt = cached = completion = reasoning = 0
+        for each, answers in zip(self.prompts, self.answers, strict=True):
+            told = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
+            prompt += told[0] if told else estimate(each)
+            cached += max((answer.cached_tokens for answer in answers), default=0)
+            completion += sum(answer.decoder.tokens for answer in answers)
+            reasoning += sum(answer.decoder.reasoning_tokens for answer in answers)
+        return Usage(
+            prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached, reasoning_tokens=reasoning
+        )
+
+
+def estimate(prompt: Prompt) -> int:
+    """Tokens of a prompt; a guess of four bytes each where no tokenizer counted them."""
+    return prompt.tokens if prompt.tokens is not None else max(1, len(prompt.text.encode()) // 4)
+
+
+class GenerationRunner:
+    """Generates through the replicas of one model, which are alike."""
+
+    def __init__(
+        self,
+        pipeline: ChatPipeline,
+        generators: Sequence[TextGenerator],
+        facts: ModelFacts,
+        options: GenerationOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pipeline = pipeline
+        self.generators = generators
+        self.options = options
+        self._facts = facts
+        self._rota = Rota(len(generators), options.patience_s, clock)
+        self._able = generators[0].facts
+        self._reported: set[str] = set()
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
+
+    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        ignored: list[str] = []
+        sampling = self._checked(task, ignored)
+        prompts = await self._prompts(task)
+        tally = _Tally(prompts)
+        best_of = task.n if "best_of" in ignored else max(task.best_of or 0, task.n)
+        choices = self._choices(task, sampling, ctx, tally, best_of)
+        chunks = choices[0] if len(choices) == 1 else merged(choices, at_once=CHOICES_AT_ONCE)
+        if best_of > task.n:
+            chunks = _best(task, chunks, best_of)
+        cut = sum(prompt.cut for prompt in prompts)
+        names = tuple(dict.fromkeys((*(name for prompt in prompts for name in prompt.ignored), *ignored)))
+        self._report_ignored(names)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield msgspec.structs.replace(chunk, cut=cut, ignored=names) if cut or names else chunk
+                cut, names = 0, ()
+        yield Chunk(usage=tally.usage())
+
+    def check(self, task: Generate) -> None:
+        self._checked(task, [])
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        for generator in self.generators:
+            if isinstance(generator, Breakable):
+                generator.when_broken(call)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return [
+            self._rota.status(at, generator.facts.name, present=generator.ready())
+            for at, generator in enumerate(self.generators)
+        ]
+
+    def ready(self) -> bool:
+        return any(generator.ready() for generator in self.generators)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(generator.aclose() for generator in self.generators))
+
+    def _report_ignored(self, names: Sequence[str]) -> None:
+        """Once a name: every answer has it in a header."""
+        for name in names:
+            if name not in self._reported:
+                self._reported.add(name)
+                logger.warning("%s cannot honour %r and answers without it", self.options.model, name)
+
+    def _checked(self, task: Generate, ignored: list[str]) -> Sampling:
+        """The sampling to use; fields that do not count are appended to `ignored`. Raises what is wrong with the task
+        as a whole."""
+        self.pipeline.check(task)
+        if task.adapter and task.adapter not in self._able.adapters:
+            raise InvalidValue(f"this model has no adapter {task.adapter!r}", param="model")
+        asked = self._with_tools(task, ignored)
+        able = self._able.parameters | CUT_HERE | (OF_IDS if self._able.gives == "ids" else frozenset())
+        sampling = honoured(asked, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored)
+        sampling = self._with_logprobs(task, sampling, ignored)
+        check_elsewhere(task.extras, self.options.ignore, ignored=ignored)
+        if task.echo and sampling.logprobs is not None:
+            raise Unsupported(
+                "the probabilities of a prompt's tokens are not known: leave 'echo' or 'logprobs' out", param="logprobs"
+            )
+        if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
+            raise InvalidValue(
+                f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}: lower it",
+                param="min_tokens",
+            )
+        if task.best_of is not None and task.best_of > task.n:
+            if "logprobs" not in self._able.parameters:
+                if "best_of" not in self.options.ignore:
+                    why = "this model does not tell which answer is best: leave 'best_of' out"
+                    raise Unsupported(why, param="best_of")
+                ignored.append("best_of")
+            elif sampling.logprobs is None:
+                sampling = msgspec.structs.replace(sampling, logprobs=0)
+        return sampling
+
+    def _with_logprobs(self, task: Generate, sampling: Sampling, ignored: list[str]) -> Sampling:
+        most, asked = self._able.top_logprobs, sampling.logprobs
+        if most is None or asked is None or asked <= most:
+            return sampling
+        name = "top_logprobs" if task.messages else "logprobs"
+        if name not in self.options.ignore and "top_logprobs" not in self.options.ignore:
+            raise Unsupported(
+                f"this model's engine tells the probability of the chosen token alone: send {name} {most} (the operator"
+                " can have more ignored with top_logprobs in ignore_parameters)",
+                param=name,
+            )
+        ignored.append(name)
+        return msgspec.structs.replace(sampling, logprobs=most)
+
+    def _with_tools(self, task: Generate, ignored: list[str]) -> Sampling:
+        """The sampling that was asked for, guided to a call where one is demanded."""
+        if not task.tools or task.tool_choice not in ("required", "function"):
+            return task.sampling
+        if asked := task.sampling.guide:
+            raise InvalidValue(
+                f"an answer cannot be a call and have the form of {asked.field!r}: leave one of them out",
+                param=asked.field,
+            )
+        guide = self.pipeline.tools_guide(task) if "guide" in self._able.parameters else None
+        if guide is not None:
+            return msgspec.structs.replace(task.sampling, guide=guide)
+        if "tool_choice" not in self.options.ignore:
+            raise Unsupported(
+                "this model cannot be made to call a tool: use tool_choice 'auto' (the operator can have it tried all "
+                "the same with ignore_parameters)",
+                param="tool_choice",
+            )
+        ignored.append("tool_choice")
+        return task.sampling
+
+    async def _prompts(self, task: Generate) -> list[Prompt]:
+        threads = self.options.threads
+        if threads is None or _size(task) <= INLINE_CHARS:
+            return self.pipeline.prompts(task)
+        return await threads.run(lambda: self.pipeline.prompts(task))
+
+    def _choices(
+        self, task: Generate, sampling: Sampling, ctx: Context, tally: _Tally, each: int
+    ) -> list[AsyncGenerator[Chunk]]:
+        """A stream of chunks for each choice, none of them begun; numbered prompt by prompt."""
+        choices: list[AsyncGenerator[Chunk]] = []
+        seed = sampling.seed
+        if seed is None and each > 1 and "seed" in self._able.parameters:
+            # Some backends take a fixed seed where they are told none: every choice would be the same.
+            seed = random.randrange(SEEDS)
+        for prompt in tally.prompts:
+            own = self._with_length(sampling, prompt)
+            answers: list[_Answer] = []
+            tally.answers.append(answers)
+            asked = msgspec.structs.replace(task, sampling=own)
+            for number in range(each):
+                answer = _Answer(self.pipeline.decoder(asked, prompt, len(choices), self._able.gives))
+                answers.append(answer)
+                if seed is not None:
+                    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(own, seed=seed + number))
+                choices.append(self._answer(asked, prompt, ctx, answer))
+        return choices
+
+    def _with_length(self, sampling: Sampling, prompt: Prompt) -> Sampling:
+        """An answer may be as long as asked for, and never longer than what the context has room for."""
+        room = None
+        if self._able.context_tokens is not None and prompt.tokens is not None:
+            room = max(1, self._able.context_tokens - prompt.tokens)
+        most = sampling.max_tokens
+        if most is None:
+            most = self.options.default_max_tokens or room
+        if most is None and "max_tokens" in self._able.parameters:
+            most = UNBOUNDED_TOKENS
+        if most is not None and room is not None:
+            most = min(most, room)
+        return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
+
+    def _told(self, task: Generate) -> Sampling:
+        """What the backend is told: only of what it can honour."""
+        told = self.pipeline.told(task, task.sampling)
+        able = self._able.parameters
+        lacking = {name: None for name in ("max_tokens", "skip_special_tokens", "include_stop") if name not in able}
+        return msgspec.structs.replace(told, **lacking) if lacking else told
+
+    async def _answer(self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer) -> AsyncGenerator[Chunk]:
+        """`task` with the sampling in effect."""
+        decoder, most = answer.decoder, task.sampling.max_tokens
+        # Told with the first piece: alone it would look like a first token.
+        echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
+        counted_here = "max_tokens" not in self._able.parameters
+        told = self._told(task)
+        reason = "length" if most == 0 else ""
+        if not reason:
+            async with aclosing(self._pieces(task, prompt, told, ctx)) as pieces:
+                async for piece in pieces:
+                    answer.note(piece)
+                    for chunk in (*echo, *decoder.push(piece)) if echo else decoder.push(piece):
+                        yield chunk
+                    echo = []
+                    if decoder.stopped:
+                        reason = "stop"
+                    elif counted_here and most is not None and decoder.tokens >= most:
+                        reason = "length"
+                    else:
+                        reason = piece.finish_reason or ""
+                    if reason:
+                        break
+        if not reason:
+            reason = "length" if most is not None and decoder.tokens >= most else "stop"
+        for chunk in (*echo, *decoder.flush(reason)):
+            yield chunk
+
+    async def _pieces(self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context) -> AsyncGenerator[Piece]:
+        """One answer's pieces from the replica with the fewest answers in flight; from another one, if that cannot be
+        reached or is full before its first piece."""
+        tried: set[int] = set()
+        while True:
+            number = self._pick(tried)
+            tried.add(number)
+            generate = self.generators[number].generate
+            began = self._rota.begin(number)
+            answered = failed = False
+            try:
+                async with aclosing(
+                    generate(prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
+                ) as pieces:
+                    async for piece in pieces:
+                        if not answered:
+                            answered = True
+                            self._rota.answered(number)
+                        yield piece
+                return
+            except (TransportFailed, EngineFailed, Overloaded) as error:
+                failed = not isinstance(error, Overloaded)
+                if answered or isinstance(error, EngineFailed) or not self._others(tried):
+                    raise
+            finally:
+                self._rota.end(number, began, answered=answered, failed=failed)
+
+    def _others(self, tried: Collection[int]) -> list[int]:
+        return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]
+
+    def _pick(self, tried: Collection[int]) -> int:
+        """A replica's number. Raises Unavailable when none is there."""
+        there = self._others(tried)
+        if not there:
+            raise Unavailable(f"no replica of {self.options.model!r} can answer now: try again soon", retry_after=1.0)
+        return self._rota.pick(there)
+
+
+async def _best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:
+    """The `n` likeliest of `best_of` answers to each prompt, by the mean log probability of their tokens."""
+    found: dict[int, list[Chunk]] = {}
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            found.setdefault(chunk.index, []).append(chunk)
+    wanted = task.sampling.logprobs is not None
+    for prompt in range(max(1, len(task.prompts))):
+        own = [found[index] for index in range(prompt * best_of, (prompt + 1) * best_of)]
+        for number, answer in enumerate(sorted(own, key=_likelihood, reverse=True)[: task.n]):
+            for chunk in answer:
+                logprobs = chunk.logprobs if wanted else []
+                yield msgspec.structs.replace(chunk, index=prompt * task.n + number, logprobs=logprobs)
+
+
+def _likelihood(answer: Sequence[Chunk]) -> float:
+    values = [each.logprob for chunk in answer for each in chunk.logprobs]
+    return sum(values) / len(values) if values else float("-inf")
+
+
+def _size(task: Generate) -> int:
+    """About how many characters there are to render and tokenise; a message is some by itself."""
+    size = sum(len(prompt) for prompt in task.prompts) + MESSAGE_CHARS * len(task.messages)
+    for message in task.messages:
+        parts = message.content if isinstance(message.content, list) else ()
+        size += len(message.content) if isinstance(message.content, str) else 0
+        size += sum(MESSAGE_CHARS + len(part.text) for part in parts)
+        size += sum(MESSAGE_CHARS + len(call.arguments) for call in message.tool_calls) + len(message.reasoning or "")
+    if task.tools or task.template_kwargs:
+        size += len(_ENCODER.encode((task.tools, task.template_kwargs)))
+    return size
+
+
+_ENCODER = msgspec.msgpack.Encoder()

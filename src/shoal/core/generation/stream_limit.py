@@ -1,0 +1,118 @@
+"""Permits for generations in flight, shared fairly among clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from shoal.core.scheduling.admission import LATE_PART, wait_before_retry
+from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.types import Context
+
+LEAST_HANDED = 4
+"""The pace is known when as many places as there are, and so many at least, were handed on: those that began together
+end together, and a part of them tells nothing."""
+
+
+class StreamLimit:
+    """At most `limit` streams at once, and `queued` that wait, of which one client holds at most half. When a place is
+    free it goes to the clients that wait in turn, not to the one that asks most. A request that would get its place
+    too late, at the pace at which places came free of late, is refused."""
+
+    def __init__(self, limit: int = 256, queued: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
+        self.free = limit
+        self.waiting = 0
+        self._queued = queued
+        self._clock = clock
+        self._handed: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def permit(self, ctx: Context) -> AsyncIterator[None]:
+        """Hold a place; raises Overloaded when too many wait for one or it takes too long, DeadlineExceeded when none
+        came in time."""
+        await self._enter(ctx)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, ctx: Context) -> None:
+        if self.free:
+            self.free -= 1
+            return
+        self._check_room(ctx)
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting += 1
+        self._waiting.setdefault(ctx.client, deque()).append(place)
+        try:
+            async with asyncio.timeout(ctx.remaining(self._clock())):
+                await asyncio.shield(place)
+        except TimeoutError:
+            self._give_up(ctx.client, place)
+            raise DeadlineExceeded("no place for another stream came free in time: try again later") from None
+        except asyncio.CancelledError:
+            self._give_up(ctx.client, place)
+            raise
+
+    def _check_room(self, ctx: Context) -> None:
+        mine = len(self._waiting.get(ctx.client, ()))
+        now = self._clock()
+        seconds = self._seconds(ctx.client, now)
+        if self.waiting >= self._queued:
+            raise Overloaded(
+                f"no place is free, nor one to wait for it (max_queued_streams is {self._queued}): try again later",
+                retry_after=wait_before_retry(seconds / (self.waiting + 1)),
+            )
+        if mine and mine >= self._queued // 2:
+            raise Overloaded(
+                f"this client has its half of max_queued_streams ({mine} of {self._queued}) waiting for a place: wait "
+                "for answers before asking for more",
+                retry_after=wait_before_retry(seconds / (mine + 1)),
+            )
+        left = LATE_PART * ctx.remaining(now)
+        if seconds > left:
+            raise Overloaded(
+                f"a place for another stream comes free in about {seconds:.1f} s and the request has "
+                f"{ctx.remaining(now):.1f} s: try again later, or allow more time",
+                retry_after=wait_before_retry(seconds - left),
+            )
+
+    def _seconds(self, client: str, now: float) -> float:
+        """Until a place comes free for one more of this client, clients in turn; 0 while the pace is not known."""
+        handed = self._handed
+        if len(handed) != handed.maxlen:
+            return 0.0
+        turns = len(self._waiting.get(client, ())) + 1
+        before = sum(min(len(queue), turns) for name, queue in self._waiting.items() if name != client)
+        pace = max((handed[-1] - handed[0]) / (len(handed) - 1), (now - handed[0]) / len(handed))
+        return (before + turns) * pace
+
+    def _give_up(self, client: str, place: asyncio.Future[None]) -> None:
+        """Stop waiting; a place that was handed over in the same moment goes on to the next."""
+        if place.done():
+            self._leave()
+            return
+        queue = self._waiting[client]
+        queue.remove(place)
+        self.waiting -= 1
+        if not queue:
+            del self._waiting[client]
+
+    def _leave(self) -> None:
+        """Hand the place to the client that has waited longest for its turn, and put that client last."""
+        if not self._waiting:
+            self.free += 1
+            self._handed.clear()
+            return
+        self._handed.append(self._clock())
+        client, queue = next(iter(self._waiting.items()))
+        place = queue.popleft()
+        self.waiting -= 1
+        del self._waiting[client]
+        if queue:
+            self._waiting[client] = queue
+        place.set_result(None)

@@ -1,0 +1,95 @@
+"""Pictures against texts: what a model that embeds both makes of each pair (CLIP, https://arxiv.org/abs/2103.00020;
+SigLIP, https://arxiv.org/abs/2303.15343).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from shoal.core.input_errors import place_in
+from shoal.errors import EmptyInput, InputRejected, NotFinite, RequestError, ShoalError
+from shoal.specs import ContrastSpec
+from shoal.types import Array, Context, Embed, Embedded, Image, Vectors
+
+INLINE: Final = 2**20
+"""Multiplications that are done on the loop; more have a thread."""
+
+_Error = TypeVar("_Error", bound=ShoalError)
+
+
+class Compared(NamedTuple):
+    """`cosine` and `scores`: float32 [pictures, texts]. `scores` are the model's own: with softmax they sum to 1 over
+    the texts of a picture, with sigmoid each stands alone. `embedded`: first the texts, then the pictures."""
+
+    cosine: Vectors
+    scores: Vectors
+    embedded: Embedded
+
+
+async def compare(
+    run: Callable[[Embed, Context], Awaitable[Embedded]],
+    model: str,
+    pictures: Sequence[Image],
+    texts: Sequence[str],
+    ctx: Context,
+    contrast: ContrastSpec,
+) -> Compared:
+    """Embed all of them in one task and compare each picture with each text.
+
+    Raises EmptyInput where one of the two is empty, and what `run` raises; an error about one of several inputs says
+    "text 2: " or "picture 0: ", counted from 0 as they are given here.
+    """
+    if not pictures or not texts:
+        raise EmptyInput("a comparison needs a picture and a text: send at least one of each")
+    try:
+        embedded = await run(Embed(model=model, inputs=[*texts, *pictures]), ctx)
+    except (InputRejected, NotFinite, RequestError) as error:
+        raise _named(error, len(texts)) from error
+    vectors: Vectors = embedded.vectors
+    both = vectors[len(texts) :], vectors[: len(texts)]
+    if len(texts) * vectors[len(texts) :].size <= INLINE:
+        cosine, scores = compared(*both, contrast)
+    else:
+        cosine, scores = await asyncio.to_thread(compared, *both, contrast)
+    return Compared(cosine, scores, embedded)
+
+
+def compared(pictures: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
+    """The cosines and scores, float32 [p, t], of vectors [p, d] and [t, d], which need not have length one; a vector
+    of zeros has cosine 0. Computed in float64."""
+    cosine: Array = np.clip(_units(pictures) @ _units(texts).T, -1.0, 1.0)
+    scores = _activated(cosine * contrast.scale + contrast.bias, contrast)
+    return cosine.astype(np.float32), scores.astype(np.float32)
+
+
+def _units(vectors: Vectors) -> Array:
+    wide = vectors.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    units: Array = wide / np.where(lengths > 0.0, lengths, 1.0)
+    return units
+
+
+def _activated(logits: Array, contrast: ContrastSpec) -> Array:
+    """In forms that never overflow, however large the scale."""
+    if contrast.activation == "softmax":
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares: Array = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+    if contrast.activation == "sigmoid":
+        small = np.exp(-np.abs(logits))
+        likelihoods: Array = np.where(logits < 0.0, small, 1.0) / (1.0 + small)
+        return likelihoods
+    return logits
+
+
+def _named(error: _Error, texts: int) -> _Error:
+    """The error, naming a text or a picture where it names one of the inputs."""
+    at, message = place_in(error)
+    if at is None:
+        return error
+    what = f"text {at}" if at < texts else f"picture {at - texts}"
+    return error.saying(f"{what}: {message}")

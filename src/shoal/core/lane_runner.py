@@ -1,0 +1,84 @@
+"""The Runner over lanes: every batched task of a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import overload
+
+from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec, Token
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import ShoalError, Unsupported
+from shoal.types import (
+    Batched,
+    Chunk,
+    Classify,
+    Context,
+    Embed,
+    Embedded,
+    Generate,
+    Rerank,
+    Result,
+    Scored,
+)
+
+
+class Shown:
+    """The part of a runner that is its tokenizer, where it was given one."""
+
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        return await self._shown().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _shown(self) -> TextCodec:
+        if self._codec is None:
+            raise Unsupported("this model does not show its tokenizer", param="model")
+        return self._codec
+
+
+class BatchedRunner(Shown):
+    """Runs the tasks of its facts through a lane; shows the tokenizer when it was given one."""
+
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
+        super().__init__(codec)
+        self.lane = lane
+        self._facts = facts
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    @overload
+    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+
+    @overload
+    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+
+    @overload
+    async def run(self, task: Batched, ctx: Context) -> Result: ...
+
+    async def run(self, task: Batched, ctx: Context) -> Result:
+        return await self.lane.run(task, ctx)
+
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        raise Unsupported(
+            f"the model {task.model!r} does not generate text; it can: {', '.join(self._facts.tasks)}", param="model"
+        )
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        self.lane.when_broken(call)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return self.lane.status()
+
+    def ready(self) -> bool:
+        return self.lane.ready()
+
+    async def aclose(self) -> None:
+        await self.lane.aclose()

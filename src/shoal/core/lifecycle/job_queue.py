@@ -1,0 +1,108 @@
+"""Jobs in turn: what is done to one name waits for what was begun on it before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from shoal.core.lifecycle.jobs import Action, Job, JobState
+from shoal.core.lifecycle.loading import Plan
+from shoal.core.registry import Model
+from shoal.errors import InternalError, ShoalError, Unavailable
+
+logger = logging.getLogger("shoal.core")
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A job that is not over. `plan`: what it loads or fetches; `model`: what it loads, once it has begun to; `keep`: a
+    model that it fails to load stays, as failed; `reason`: why it was stopped."""
+
+    job: Job
+    plan: Plan | None = None
+    model: Model | None = None
+    at_start: bool = False
+    keep: bool = False
+    reason: ShoalError | None = None
+    task: asyncio.Task[None] = field(init=False, repr=False)
+
+
+Act = Callable[[Work], Coroutine[Any, Any, None]]
+
+
+class Turns:
+    """Everything that is being done, by the name that it is done to, oldest first.
+
+    `ended` is called once for each, with what it failed with or was stopped for, before its job is over.
+    """
+
+    def __init__(self, ended: Callable[[Work, ShoalError | None], None]) -> None:
+        self._works: dict[str, list[Work]] = {}
+        self._ended = ended
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter([work for works in self._works.values() for work in works])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._works
+
+    def of(self, name: str) -> Sequence[Work]:
+        return tuple(self._works.get(name, ()))
+
+    def last(self, name: str, *actions: Action) -> Work | None:
+        """The job of these kinds that will have the last word on this name; none that is being stopped."""
+        return next((each for each in reversed(self.of(name)) if each.job.action in actions and not each.reason), None)
+
+    def begin(self, work: Work, act: Act, *, at_once: bool = False) -> None:
+        """Run `act` when its turn has come, or beside what runs."""
+        name = work.job.model
+        before = () if at_once else self.of(name)
+        self._works.setdefault(name, []).append(work)
+        work.task = asyncio.get_running_loop().create_task(_after(before, act, work), name=f"{work.job.action} {name}")
+        # Not at the end of the task itself: one that is cancelled before its first step never gets there.
+        work.task.add_done_callback(partial(self._close, work))
+
+    def stop(self, works: Iterable[Work], reason: ShoalError, actions: Collection[Action] | None = None) -> bool:
+        """Cancel those of these kinds (None: all); whether there were any. They are over a little later."""
+        stopped = [work for work in works if actions is None or work.job.action in actions]
+        for work in stopped:
+            work.reason = reason
+            work.task.cancel()
+        return bool(stopped)
+
+    def _close(self, work: Work, task: asyncio.Task[None]) -> None:
+        job, error = work.job, _error_of(work, task)
+        works = self._works[job.model]
+        works.remove(work)
+        if not works:
+            del self._works[job.model]
+        state: JobState = "done" if error is None else "cancelled" if task.cancelled() else "failed"
+        try:
+            self._ended(work, error)
+        finally:
+            job.end(state, error)
+
+
+async def _after(before: Sequence[Work], act: Act, work: Work) -> None:
+    for other in before:
+        await other.job.over.wait()
+    await act(work)
+
+
+def _error_of(work: Work, task: asyncio.Task[None]) -> ShoalError | None:
+    if task.cancelled():
+        work.reason = work.reason or Unavailable("it was cancelled with the server's other work: ask again")
+        return work.reason
+    error = task.exception()
+    if error is None:
+        return None
+    if isinstance(error, ShoalError):
+        return copy(error)  # it is kept, and a load's frames hold the weights that it read
+    # A fault of one model's files or libraries must not take the others down.
+    logger.error("%s of %s failed in an unforeseen way", work.job.action, work.job.model, exc_info=error)
+    return InternalError(f"the {work.job.action} of {work.job.model!r} failed in an unforeseen way: {error!r}")

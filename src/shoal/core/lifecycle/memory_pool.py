@@ -1,0 +1,104 @@
+"""Who holds memory, who waits for some, and who was idle for too long; what is done about it is decided in `room`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shoal.core.lifecycle.eviction import Bounds, Resident, evictions, expired
+from shoal.core.registry import Model
+
+
+class Residents:
+    """Models that are loaded, or about to be. `working`: whether something else is being done to a name; `put_to_sleep`
+    begins to unload a model, whose state is "unloading" when it returns."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        keep_alive_s: float,
+        working: Callable[[str], bool],
+        put_to_sleep: Callable[[Model], None],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.bounds = bounds
+        self._keep_alive_s = keep_alive_s
+        self._working = working
+        self._put_to_sleep = put_to_sleep
+        self._clock = clock
+        self._held: dict[Model, int] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def take(self, model: Model, size: int) -> bool | None:
+        """Hold memory for a model: True, it does; False, others are going to sleep for it; None, all of them are busy.
+        Look again after `news` where it was not True."""
+        out = evictions(self._residents(), size, self.bounds)
+        if out is None:
+            self._held[model] = size
+            return True
+        for each in [each for each in self._held if each.name in out]:
+            self._put_to_sleep(each)
+        return False if any(each.state == "unloading" for each in self._held) else None
+
+    def fits(self, size: int) -> bool:
+        """Whether a model of that size would fit now, with nobody put to sleep."""
+        return self.bounds.hold(self._residents(), size)
+
+    def free(self, model: Model) -> None:
+        """It holds no memory any longer."""
+        self._held.pop(model, None)
+        self.tell()
+
+    def fell_idle(self, model: Model) -> None:
+        model.last_used = self._clock()
+        self.tell()
+
+    def tell(self) -> None:
+        """Something has come free or to an end: whoever waits looks again."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+        if self._keep_alive_s and self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
+
+    async def news(self) -> None:
+        """Return when something may have changed."""
+        self._waiting.append(news := asyncio.get_running_loop().create_future())
+        await news
+
+    def stays_s(self, model: Model) -> float | None:
+        """Seconds until it has been idle for too long, from now on where it is in use; None: it never is."""
+        if not self._keep_alive_s:
+            return None
+        idle_since = self._clock() if model.inflight else model.last_used
+        return max(0.0, idle_since + self._keep_alive_s - self._clock())
+
+    def close(self) -> None:
+        """Put nobody to sleep any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _residents(self) -> list[Resident]:
+        return [self._resident(model, size) for model, size in self._held.items()]
+
+    def _resident(self, model: Model, size: int) -> Resident:
+        if model.state == "unloading":
+            return Resident(model.name, size, "leaving")
+        # One that broke holds its memory too, and gives it back like others.
+        idle = model.state in ("ready", "failed") and not model.inflight and not self._working(model.name)
+        return Resident(model.name, size, "idle" if idle else "busy", model.last_used)
+
+    def _expire(self) -> None:
+        out, again = expired(self._residents(), self._clock(), self._keep_alive_s)
+        # Those that are busy now set the timer when they fall idle.
+        self._timer = None if again is None else asyncio.get_running_loop().call_later(again, self._expire)
+        for each in [each for each in self._held if each.name in out]:
+            self._put_to_sleep(each)
+
+
+__all__ = ["Residents"]

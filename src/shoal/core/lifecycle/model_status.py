@@ -1,0 +1,108 @@
+"""How every name stands: what is served, what goes on with it, why it failed; told to those who watch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from shoal.core.lifecycle.events import Event, Events
+from shoal.core.lifecycle.job_queue import Turns, Work
+from shoal.core.lifecycle.jobs import Job
+from shoal.core.lifecycle.loading import Entry, Plan, Report
+from shoal.core.listing import STATUSES, Listing, Status, listed, possible
+from shoal.core.registry import Model, Registry
+from shoal.errors import ShoalError
+
+FAILURES_KEPT = 100
+"""Names whose last failed load is remembered."""
+
+
+class Standing:
+    """Remembers why loads failed that left nothing else, and publishes every change."""
+
+    def __init__(self, registry: Registry, turns: Turns) -> None:
+        self.events = Events()
+        self._registry = registry
+        self._turns = turns
+        self._failures: OrderedDict[str, tuple[Plan, ShoalError]] = OrderedDict()
+
+    def failed(self, plan: Plan, error: ShoalError) -> None:
+        self._failures[plan.name] = (plan, error)
+        if len(self._failures) > FAILURES_KEPT:
+            self._failures.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """Whatever failed under this name, it is out of date."""
+        self._failures.pop(name, None)
+
+    def tell(self, name: str) -> None:
+        """Publish how a name stands now."""
+        model, error = self._registry.get(name), self._error(name)
+        data = {
+            "status": self._status(name),
+            "error": error.message if error is not None else None,
+            "stage": model.note if model is not None else "",
+        }
+        self.events.publish(Event("model_status", name, data))
+
+    def report(self, job: Job, model: Model | None) -> Report:
+        """What a loader may call while the job runs; for the model that it made, as long as that is registered."""
+
+        def report(
+            stage: str, done: float | None = None, total: float | None = None, *, fraction: float | None = None
+        ) -> None:
+            fresh, over = stage != job.stage, job.finished is not None
+            if model is not None and self._registry.get(model.name) is model:
+                fresh, over, model.note = stage != model.note, False, stage
+            if over:
+                return
+            if job.finished is None:
+                job.stage, job.done, job.total, job.share = stage, done, total, fraction
+            if done is not None:
+                progress = {"stage": stage, "done": done, "total": total, "fraction": job.fraction}
+                self.events.publish(Event("download_progress", job.model, progress))
+            elif fresh:
+                self.tell(job.model)
+
+        return report
+
+    def listing(self, found: Iterable[Entry]) -> list[Listing]:
+        """Of several entries of one name the first counts: it is what a load without options would take."""
+        entries: dict[str, Entry] = {}
+        sources: dict[str, Entry] = {}
+        for entry in found:
+            entries.setdefault(entry.name, entry)
+            sources.setdefault(entry.source, entry)
+        served = []
+        for model in self._registry:
+            # Under a name of its own it has the files of another one's entry.
+            own = entries.pop(model.name, None) or sources.get(model.plan.source if model.plan is not None else "")
+            served.append(listed(model, own, _job(self._turns.last(model.name, "load", "wake"))))
+        plans = [work.plan for work in self._turns if work.plan is not None]
+        for plan in (*plans, *(plan for plan, _ in self._failures.values())):
+            if self._registry.get(plan.name) is None:
+                entries.setdefault(plan.name, Entry(name=plan.name, source=plan.source, backend=plan.backend))
+        return served + [self._possible(entry) for entry in entries.values()]
+
+    def _possible(self, entry: Entry) -> Listing:
+        download = _job(self._turns.last(entry.name, "download"))
+        return possible(entry, self._status(entry.name), self._error(entry.name), download)
+
+    def _status(self, name: str) -> Status:
+        model = self._registry.get(name)
+        if model is not None:
+            return STATUSES[model.state]
+        if self._turns.last(name, "download") is not None:
+            return "downloading"
+        return "failed" if name in self._failures else "unloaded"
+
+    def _error(self, name: str) -> ShoalError | None:
+        model = self._registry.get(name)
+        if model is not None:
+            return model.error
+        _, error = self._failures.get(name, (None, None))
+        return error
+
+
+def _job(work: Work | None) -> Job | None:
+    return work.job if work is not None else None

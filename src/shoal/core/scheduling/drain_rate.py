@@ -1,0 +1,85 @@
+"""How long the work of a lane takes: its replicas' cost models say it, and what really finished corrects them.
+
+Items per second alone would not do: a lane that serves lone requests has a low rate because its batches are small, and
+would refuse work that would only make them larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.core.protocols import EngineFacts
+from shoal.core.scheduling.planner import Limits, longest_batch_s
+
+DECAY = 0.9
+"""Weight that a finished batch keeps at each later one: about ten count, so a change shows within a second."""
+
+LEAST_BATCHES = 3
+"""Batches that have to finish under load before anything is predicted."""
+
+
+class Finished(NamedTuple):
+    """A batch on a replica with these facts: its items, its true and its `padded` tokens; `full`: no more would have
+    fitted."""
+
+    facts: EngineFacts
+    items: int
+    tokens: int
+    padded: int
+    full: bool
+
+
+class DrainRate:
+    """Not thread-safe; every method is told `now`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._mark: float | None = None
+        self._seen = 0
+        self._actual = self._predicted = 0.0
+        self._tokens = self._padded = 1.0
+
+    @property
+    def known(self) -> bool:
+        return self._seen >= LEAST_BATCHES
+
+    @property
+    def pace(self) -> float:
+        """Seconds that pass for each that the cost models predict."""
+        return self._actual / self._predicted if self._predicted else 1.0
+
+    def finished(self, now: float, batch: Finished, cores: int, *, saturated: bool) -> None:
+        """A batch ended on one of `cores`, which all have work now where they are `saturated`. Time between two batches
+        counts where all had work all the while."""
+        self._tokens = DECAY * self._tokens + batch.tokens
+        self._padded = DECAY * self._padded + batch.padded
+        if self._mark is not None and cores:
+            seconds = batch.facts.cost.seconds(batch.padded)
+            if batch.full:  # then it is known how much such batches hold
+                most = self._most(batch.facts, batch.padded / batch.items)
+                seconds = batch.padded * batch.facts.cost.seconds(round(most)) / most
+            self._actual = DECAY * self._actual + (now - self._mark) * cores
+            self._predicted = DECAY * self._predicted + seconds
+            self._seen += 1
+        self._mark = now if saturated else None
+
+    def seconds(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> float:
+        """What these replicas need together for so many tokens in so many items."""
+        padding = self._padded / self._tokens
+        each = padding * tokens / max(items, 1.0)
+        rate = least = 0.0
+        for facts in replicas:
+            batch = min(self._most(facts, each), padding * tokens)
+            seconds = facts.cost.seconds(round(batch))
+            least = min(least, seconds) if least else seconds
+            rate += (facts.parallel or facts.slots) * batch / padding / max(seconds, 1e-9)
+        return max(tokens / rate, least) * self.pace if rate else 0.0
+
+    def _most(self, facts: EngineFacts, each: float) -> float:
+        """Padded tokens of a full batch of items that have `each`."""
+        limits, cost = self._limits, facts.cost
+        most: float = min(limits.max_batch_tokens, facts.max_batch_tokens or limits.max_batch_tokens)
+        most = min(most, each * min(limits.max_batch_size, facts.max_batch_size))
+        in_time = (longest_batch_s(limits, cost) - cost.fixed) / max(cost.per_token, 1e-12)
+        return max(min(most, in_time), each, 1.0)

@@ -1,0 +1,229 @@
+"""A request inside a lane, and its items in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from shoal.core.protocols import Prepared, Row, VectorSet
+from shoal.core.scheduling.planner import Entry
+from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
+from shoal.types import (
+    Array,
+    Batched,
+    BatchFacts,
+    Context,
+    Embed,
+    Embedded,
+    Result,
+    Scored,
+    TrafficClass,
+)
+from shoal.types import (
+    Item as Asked,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The batch that an item ran in, for the request's facts; times in seconds."""
+
+    id: int
+    size: int
+    requests: int
+    flush: str
+    replica: str
+    seconds: float
+    started: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Item(Entry):
+    """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares.
+
+    `moved`: its request's intake was told that it left the queue.
+    """
+
+    prepared: Prepared
+    waiters: list[tuple[Pending, int]] = field(default_factory=list)
+    attempts: int = 0
+    moved: bool = False
+
+
+class Pending:
+    """A request from admission to its one answer: collects rows in any order, answers once.
+
+    `asked`: the items of its task. `estimates` are their tokens as `Pipeline.estimate` guessed them.
+    `cursor`, `ahead` and `waiting` are its intake's: the items that were handed out to be prepared, those of them that
+    have not left for an engine, and whether it waits there for its turn.
+    """
+
+    __slots__ = (
+        "_array",
+        "_batches",
+        "_best",
+        "_infer",
+        "_queue",
+        "_sets",
+        "ahead",
+        "arrived",
+        "asked",
+        "cached",
+        "ctx",
+        "cursor",
+        "estimates",
+        "future",
+        "items",
+        "left",
+        "prepare_seconds",
+        "task",
+        "tokens",
+        "traffic",
+        "truncated",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        task: Batched,
+        asked: Sequence[Asked],
+        ctx: Context,
+        *,
+        traffic: TrafficClass,
+        now: float,
+        estimates: list[int],
+    ) -> None:
+        self.task = task
+        self.asked = asked
+        self.ctx = ctx
+        self.traffic = traffic
+        self.arrived = now
+        self.future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.estimates = estimates
+        self.items: dict[int, Item] = {}
+        self.cursor = 0
+        self.ahead = 0
+        self.waiting = False
+        self.left = len(asked)
+        self.tokens = [0] * self.left
+        self.truncated = 0
+        self.prepare_seconds = 0.0
+        self.cached = 0
+        self._array: Array | None = None
+        self._sets: list[VectorSet] = []
+        self._batches: set[int] = set()
+        self._best: Ran | None = None
+        self._queue = 0.0
+        self._infer = 0.0
+
+    @property
+    def done(self) -> bool:
+        return self.future.done()
+
+    def fail(self, error: ShoalError) -> None:
+        """Answer with an error, unless it is answered already."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def fail_at(self, index: int, error: ShoalError) -> None:
+        """Answer with the error of one input, and say which one where there are several."""
+        if len(self.tokens) > 1 and isinstance(error, RequestError | InputRejected | NotFinite):
+            error = error.of_input(index)
+        self.fail(error)
+
+    def expire(self, now: float = inf) -> None:
+        """Its time is up, or `now` too short for the batch that it would run in."""
+        seconds = f"{round(self.ctx.deadline - self.arrived, 2):g} s"
+        if now < self.ctx.deadline:
+            error = DeadlineExceeded(
+                f"it waited so long that it could not be done within {seconds}, and was not begun: try again later, or "
+                "allow more time",
+                retry_after=1.0,
+            )
+        else:
+            error = DeadlineExceeded(f"no answer within {seconds}: send less at once or allow more time")
+        self.fail(error)
+
+    def put(self, index: int, row: Row, ran: Ran, space: str) -> None:
+        """One row has come; the last one answers the request."""
+        item = self.items.pop(index, None)
+        if item is None or self.future.done():
+            return
+        self._note(ran)
+        self._take(index, row, space)
+
+    def put_cached(self, index: int, row: Row, space: str) -> None:
+        """As `put`, of a row that was computed for somebody before."""
+        if not self.future.done():
+            self.cached += 1
+            self._take(index, row, space)
+
+    def _take(self, index: int, row: Row, space: str) -> None:
+        if isinstance(row, VectorSet):
+            if not self._sets:
+                self._sets = [row] * len(self.tokens)
+            self._sets[index] = row
+        elif len(self.tokens) == 1:
+            self._array = row.reshape(1, -1)  # no copy: most requests hold one input
+        else:
+            if self._array is None:
+                self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
+            self._array[index] = row
+        self.left -= 1
+        if not self.left:
+            self.future.set_result(self._result(space))
+
+    def _note(self, ran: Ran) -> None:
+        self._batches.add(ran.id)
+        # It may have joined a batch that ran already: its own times begin when it came.
+        waited = max(0.0, ran.started - self.arrived)
+        self._queue = max(self._queue, waited)
+        self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
+        if self._best is None or ran.size > self._best.size:
+            self._best = ran
+
+    def _result(self, space: str) -> Result:
+        facts = self._facts()
+        if not isinstance(self.task, Embed):
+            assert self._array is not None
+            return Scored(scores=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts)
+        if self._array is not None:
+            return Embedded(vectors=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts, space=space)
+        sets = self._sets
+        return Embedded(
+            vectors=_stacked(sets),
+            tokens=self.tokens,
+            truncated=self.truncated,
+            facts=facts,
+            space=space,
+            sparse=[each.sparse for each in sets if each.sparse is not None],
+            token_vectors=[each.tokens for each in sets if each.tokens is not None],
+            multi_vectors=[each.multi for each in sets if each.multi is not None],
+        )
+
+    def _facts(self) -> BatchFacts:
+        prepare_ms = self.prepare_seconds * 1000
+        if self._best is None:  # all of it was in the cache
+            return BatchFacts(prepare_ms=prepare_ms, cached=self.cached)
+        best = self._best
+        return BatchFacts(
+            size=best.size,
+            requests=best.requests,
+            id=best.id,
+            batches=len(self._batches),
+            flush=best.flush,
+            replica=best.replica,
+            queue_ms=self._queue * 1000,
+            prepare_ms=prepare_ms,
+            infer_ms=self._infer * 1000,
+            cached=self.cached,
+        )
+
+
+def _stacked(sets: Sequence[VectorSet]) -> Array:
+    dense = [each.dense for each in sets if each.dense is not None]
+    return np.stack(dense) if dense else np.empty((len(sets), 0), dtype=np.float32)

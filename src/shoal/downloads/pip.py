@@ -1,0 +1,119 @@
+"""pip as a process: what it is asked, how far it has come, and what it says when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.downloads.disk import full
+from shoal.errors import NotAtSource, SourceAway, SourceError
+
+_SIZE = re.compile(r"Downloading \S+ \(([0-9.]+) ([kMG]?B)\)")
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_AWAY = r"NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError|SSLError|Connection"
+
+NO_PIP = "pip is not installed here; run `python -m ensurepip --upgrade`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to say of a failure where the next step depends on what is fetched; as it is here, for what Shoal itself
+    needs. `lost` is added to what nobody expected."""
+
+    no_wheel: str = "the package index has no wheel of it for this machine; check the package index that pip uses"
+    other_hash: str = (
+        "the download is not the file that Shoal knows by its SHA-256; check the package index that pip uses"
+    )
+    no_pip: str = NO_PIP
+    lost: str = ""
+    named: bool = False
+    """Whether a caller names what is fetched, and so is at fault where there is no such thing."""
+
+    def error(self, output: str, what: str) -> SourceError:
+        """What pip said, as an error that says the next step."""
+        away = "the package index cannot be reached; check the network, the proxy and pip's configuration"
+        for pattern, text, kind in (
+            (r"No space left|Disk quota", full(), SourceError),
+            (_AWAY, away, SourceAway),
+            (
+                r"HTTP error 40[13]|40[13] Client Error",
+                "the package index refused the request; check pip's configuration and credentials",
+                SourceError,
+            ),
+            (r"DO NOT MATCH THE HASHES", self.other_hash, SourceError),
+            (
+                r"no such option: --python",
+                "this pip is older than 22.3; run `python -m pip install --upgrade pip`",
+                SourceError,
+            ),
+            (
+                r"No matching distribution|Could not find a version",
+                self.no_wheel,
+                NotAtSource if self.named else SourceError,
+            ),
+            (r"No module named pip", self.no_pip, SourceError),
+        ):
+            if re.search(pattern, output):
+                return kind(f"{what}: {text}")
+        said = [line for line in output.splitlines() if line.strip()]
+        return SourceError(f"{what}: pip failed: {said[-1].strip() if said else 'it said nothing'}{self.lost}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pip:
+    """One piece of work for pip: `what` names it to people; `work` is an empty folder for its log and temporary files.
+
+    `check` is called all the time and raises when the work is no longer wanted; `report` is told the bytes so far, of
+    how many (None: not known yet). `environment` comes on top of this process's.
+    """
+
+    what: str
+    work: Path
+    check: Callable[[], None]
+    report: Callable[[int, int | None], None]
+    environment: tuple[tuple[str, str], ...] = ()
+    advice: Advice = Advice()
+
+    def run(self, *arguments: str, before: Sequence[str] = ()) -> None:
+        """`pip BEFORE... ARGUMENTS...`, of wheels alone and without dependencies. Raises SourceError, OSError and what
+        `check` raises."""
+        if importlib.util.find_spec("pip") is None:
+            raise SourceError(f"{self.what}: {self.advice.no_pip}")
+        command = [sys.executable, "-m", "pip", *before, *arguments, "--no-deps", "--only-binary=:all:"]
+        command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+        log = self.work / "pip.log"
+        environment = {**os.environ, "TMPDIR": str(self.work), **dict(self.environment)}
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            most = 0
+            try:
+                while process.poll() is None:
+                    self.check()
+                    most = self._look(log, most)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+            finally:
+                process.kill()
+                process.wait()
+        if process.returncode != 0:
+            raise self.advice.error(log.read_text(errors="replace"), self.what)
+
+    def _look(self, log: Path, most: int) -> int:
+        """Bytes that pip has written, of those that its log announces as downloads begin; the most so far."""
+        announced = _SIZE.findall(log.read_text(errors="replace"))
+        total = sum(int(float(size) * _UNITS[unit]) for size, unit in announced) or None
+        done = 0
+        for root, _, names in os.walk(self.work):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # pip moves files while they are counted
+                    done += os.stat(os.path.join(root, name)).st_size
+        most = max(most, done)  # what is installed leaves the folder
+        self.report(min(most, total) if total else most, total)
+        return most

@@ -1,0 +1,269 @@
+"""The front door: from ASGI to operations and back. What every surface has in common is here, and once.
+
+Per request: find the operation, let the gate judge it, read the body within its bounds, call the endpoint while
+watching for the client to leave, send the reply. Errors are told in the dialect of the surface that owns the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.routing import Router
+
+from shoal.core.protocols import Surface
+from shoal.errors import Cancelled, InternalError, Malformed, ShoalError
+from shoal.http.auth import Gate
+from shoal.http.body import Receive, check_head, leaves_unread, linger, read_body
+from shoal.http.cors import Cors
+from shoal.http.disconnect import Watch
+from shoal.http.headers import check_headers
+from shoal.http.operation import Described
+from shoal.http.redaction import redacted_error
+from shoal.http.request import Headers, Options, RenderError, Reply, Request
+from shoal.http.routes import Miss, Route, Routes
+from shoal.http.streaming import Feed
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+Send = Callable[[Any], Any]
+
+log = logging.getLogger("shoal.http")
+access_log = logging.getLogger("shoal.access")
+
+LARGE_BODY = 262_144
+"""Bodies above this size are decoded one per turn of the event loop: 30 MB of JSON can take a second."""
+
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_NOT_HTTP = Router()  # says yes to start and stop, and no to websockets
+_CLOSE = (b"connection", b"close")
+_LAST = {408, 499}  # the body was late, or its sender left: what comes next on this connection is no new request
+
+
+def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Front:
+    """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
+
+    Raises ValueError when two surfaces claim the same method of a path.
+    """
+    return Front(gateway, Routes(surfaces, gateway), options)
+
+
+class Front:
+    """`routes` is the table that it serves, for who wants to look at all of it."""
+
+    def __init__(self, gateway: Gateway, routes: Routes, options: Options) -> None:
+        self._gateway = gateway
+        self._options = options
+        self.routes = routes
+        self._gate = Gate(options)
+        self._cors = Cors(options.cors_origins)
+        self._client_header = options.client_header.lower().encode()
+        self._decoding = asyncio.Lock()
+        self._id_prefix = f"req_{os.urandom(6).hex()}"
+        self._count = itertools.count(1)
+
+    def render_error(self, error: ShoalError) -> bytes:
+        """The body of an error that belongs to no route: in the first surface's dialect, which is JSON."""
+        return self.routes.first.render_error(error)[2]
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _NOT_HTTP(scope, receive, send)
+            return
+        request = Request(scope, time.monotonic())
+        request.id = self._request_id(request)
+        found = self._find(request, scope)
+        request.deadline = request.started + self._seconds(request, found)
+        status = await self._respond(request, found, receive, send)
+        level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
+        if access_log.isEnabledFor(level):
+            _log_access(request, status, level)
+
+    def _find(self, request: Request, scope: Any) -> Route | Miss:
+        found = self.routes.find(request.method, request.path)
+        try:
+            check_headers(scope["headers"], scope["http_version"], self._client_header)
+        except Malformed as error:
+            return Miss(found.surface, error)
+        return found
+
+    async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
+        try:
+            if isinstance(found, Miss):
+                reply = self._cors.preflight(request, self.routes.allowed(request.path)) or self._missed(found)
+            else:
+                with Watch(receive, self._options.body_timeout_s) as watch:
+                    await self._admit(request, found, receive)
+                    watch.body_read()
+                    reply = await found.operation.endpoint(request)
+                    if not isinstance(reply.body, bytes | list):
+                        return await self._stream(request, reply, reply.body, watch, send)
+        except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
+            if request.begun:
+                return _cut_short(request, error)
+            if isinstance(error, ShoalError) and not request.handed_over:
+                self._gateway.refused(error)
+            reply = _told(request, request.render_error or found.surface.render_error, error)
+        await self._send(request, reply, receive, send)
+        return reply.status
+
+    def _missed(self, miss: Miss) -> Reply:
+        self._gateway.refused(miss.error)
+        return _rendered(miss.surface.render_error, miss.error)
+
+    async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
+        operation = route.operation
+        request.gate = self._gate
+        request.client, request.key_class = self._gate.admit(request, operation.access)
+        request.parameter = route.parameter
+        if operation.limit == 0:
+            await operation.endpoint(request)
+        if operation.method != "GET":
+            limit = self._options.max_body_bytes if operation.limit is None else operation.limit
+            form = isinstance(operation, Described) and operation.form is not None
+            check_head(request, limit, json=operation.request is not None, form=form)
+            request.body = await read_body(receive, limit)
+            if len(request.body) > LARGE_BODY:
+                async with self._decoding:
+                    await asyncio.sleep(0)
+        request.body_read = True
+
+    async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
+        body = reply.body
+        assert isinstance(body, bytes | list)
+        pieces = body if isinstance(body, list) else [body]
+        length = sum(map(len, pieces))
+        headers = self._headers(request, reply)
+        if reply.status != 204:
+            headers.append((b"content-length", b"%d" % length))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if request.method == "HEAD":
+            pieces = [b""]
+        if leaves_unread(request) and b"expect" not in request.headers:
+            await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+            await linger(receive)
+            pieces = [b""]
+        last = len(pieces) - 1
+        for at, piece in enumerate(pieces):
+            await send({"type": "http.response.body", "body": piece, "more_body": at < last})
+
+    async def _stream(
+        self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: Watch, send: Send
+    ) -> int:
+        try:
+            request.begun = True
+            headers = self._headers(request, reply)
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            if request.method != "HEAD":
+                async for piece in body:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            if isinstance(body, Feed):
+                request.failure = body.failed
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+        watch.stop()
+        await send({"type": "http.response.body", "body": b""})
+        return reply.status
+
+    def _headers(self, request: Request, reply: Reply) -> Headers:
+        headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF, *self._cors.headers(request)]
+        if reply.status in _LAST or leaves_unread(request):
+            headers.append(_CLOSE)
+        return headers
+
+    def _request_id(self, request: Request) -> str:
+        wanted = request.headers.get(b"x-request-id")
+        if wanted is not None and _SANE_ID.fullmatch(wanted):
+            return wanted.decode("ascii")
+        return f"{self._id_prefix}{next(self._count):08x}"
+
+    def _seconds(self, request: Request, found: Route | Miss) -> float:
+        """The time that this request has: the server's, or less when the client says so; nonsense says nothing."""
+        generates = isinstance(found, Route) and found.operation.generates
+        most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
+        wanted = request.headers.get(b"x-request-timeout")
+        if wanted is None:
+            return most
+        try:
+            seconds = float(wanted)
+        except ValueError:
+            return most
+        return min(seconds, most) if seconds > 0 else most
+
+
+def _rendered(render: RenderError, error: ShoalError) -> Reply:
+    status, headers, body = render(error)
+    raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    return Reply(status, raw, body)
+
+
+def _told(request: Request, render: RenderError, error: Exception) -> Reply:
+    """An error in the client's dialect. Of a bug the log gets all, the client the id under which the log has it."""
+    if isinstance(error, ShoalError) and not isinstance(error, InternalError):
+        return _rendered(render, redacted_error(error, request.id))
+    _log_bug(request, error)
+    return _rendered(render, InternalError(f"The server failed on this request; its log says why ({request.id})."))
+
+
+def _cut_short(request: Request, error: Exception) -> int:
+    """The headers of a stream are out, so the status cannot change any more: 499 for the log if the client left.
+
+    Any other error goes on to the HTTP server, which then breaks the connection: the only way left to say it.
+    """
+    if isinstance(error, Cancelled):
+        return 499
+    _log_bug(request, error)
+    raise error
+
+
+def _log_bug(request: Request, error: Exception) -> None:
+    message = "request %s failed: %s %s"
+    log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})
+
+
+def _tokens(request: Request) -> tuple[int, int]:
+    """What the model read and wrote; of a stream that was cut off nobody knows."""
+    if request.usage is not None:
+        return request.usage.prompt_tokens, request.usage.completion_tokens
+    return (sum(request.result.tokens) if request.result is not None else 0), 0
+
+
+def _log_access(request: Request, status: int, level: int) -> None:
+    elapsed = (time.monotonic() - request.started) * 1000
+    facts = request.result.facts if request.result is not None else None
+    read, written = _tokens(request)
+    access_log.log(
+        level,
+        "%s %s %d %.1f ms%s",
+        request.method,
+        request.path,
+        status,
+        elapsed,
+        f" and failed: {request.failure}" if request.failure else "",
+        extra={
+            "method": request.method,
+            "path": request.path,
+            "status": status,
+            "ms": round(elapsed, 3),
+            "model": request.model,
+            "items": request.items,
+            "tokens": read + written,
+            "completion_tokens": written,
+            "batch_size": facts.size if facts is not None else 0,
+            "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
+            "replica": facts.replica if facts is not None else "",
+            "request_id": request.id,
+            "client": request.client,
+            **({"kind": request.failure} if request.failure else {}),
+        },
+    )

@@ -1,0 +1,227 @@
+"""Who may call what. Judged on the matched operation, never on a URL that is put together again from headers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from shoal.core.protocols import Access
+from shoal.errors import Forbidden, Unauthorized
+from shoal.http.headers import host_name, is_loopback, is_loopback_name
+from shoal.http.request import Options, Request
+from shoal.types import TrafficClass
+
+_READS = frozenset({"GET", "HEAD"})
+
+PROXY_HEADERS = frozenset(
+    {
+        b"akamai-origin-hop",
+        b"cdn-loop",
+        b"client-ip",
+        b"do-connecting-ip",
+        b"fastly-client-ip",
+        b"fly-client-ip",
+        b"forwarded",
+        b"forwarded-for",
+        b"http-client-ip",
+        b"max-forwards",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"real-ip",
+        b"true-client-ip",
+        b"via",
+        b"wl-proxy-client-ip",
+        b"x-amz-cf-id",
+        b"x-amzn-trace-id",
+        b"x-appengine-user-ip",
+        b"x-arr-clientip",
+        b"x-azure-clientip",
+        b"x-azure-fdid",
+        b"x-azure-socketip",
+        b"x-client-ip",
+        b"x-cloud-trace-context",
+        b"x-cluster-client-ip",
+        b"x-coming-from",
+        b"x-host",
+        b"x-original-host",
+        b"x-original-url",
+        b"x-proxyuser-ip",
+        b"x-real-ip",
+        b"x-remote-addr",
+        b"x-remote-ip",
+        b"x-rewrite-url",
+        b"x-true-ip",
+    }
+)
+PROXY_PREFIXES = (
+    *(b"cf-", b"fastly-", b"ngrok-", b"tailscale-", b"x-envoy-", b"x-forward", b"x-goog-iap-", b"x-nf-"),
+    *(b"x-original-forwarded-", b"x-proxy-", b"x-vercel-"),
+)
+"""Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides who is behind it."""
+
+
+class Caller(NamedTuple):
+    """`client` is who fairness counts; `traffic` the class that the operator gave to the key, if any."""
+
+    client: str
+    traffic: TrafficClass | None = None
+
+
+class _Key(NamedTuple):
+    digest: bytes
+    caller: Caller
+    admin: bool
+
+
+class Gate:
+    """`admit` lets a request pass, and answers who calls: key, else trusted header, else peer.
+
+    - "public": anybody.
+    - "user": a key, if any is configured. Without keys nothing that a page of another site sends, unless its origin
+      is listed: browsers send some requests without asking first. And on a loopback address only requests whose Host
+      is that address: a page of another site that points its own name at 127.0.0.1 must not read answers.
+    - "admin": an admin key. Where none is configured: what "user" asks, and only from this machine, by a program or
+      by a page of this server.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._keys = [_key(text, admin=False) for text in options.api_key]
+        self._keys += [_key(text, admin=True) for text in options.admin_key]
+        self._users_need_keys = bool(options.api_key)
+        self._admins_need_keys = bool(options.admin_key)
+        self._bound = options.host.encode().lower()
+        self._bound_to_loopback = is_loopback_name(self._bound)
+        self._client_header = options.client_header.lower().encode()
+        self._origins = frozenset(origin.lower().encode() for origin in options.cors_origins)
+
+    def admit(self, request: Request, access: Access) -> Caller:
+        """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
+        key = self._known(request) if self._keys else None
+        if access == "admin":
+            self._admit_admin(request, key)
+        elif access != "public":
+            self._admit_user(request, key)
+        if key is not None:
+            return key.caller
+        if self._client_header:
+            name = request.headers.get(self._client_header)
+            if name:
+                return Caller(name[:128].decode("latin-1"))
+        return Caller(request.peer)
+
+    def _admit_user(self, request: Request, key: _Key | None) -> None:
+        if self._users_need_keys:
+            if key is None:
+                raise _unauthorized(request)
+            return
+        if self._bound_to_loopback:
+            host = request.headers.get(b"host")
+            if host is not None and not is_loopback(host) and host_name(host) != self._bound:
+                raise Forbidden(
+                    "This Host is not the address that the server is bound to; call it as localhost, "
+                    "or set --api-key or --host to serve other names."
+                )
+        if key is None and request.method not in _READS and self._is_foreign(request.headers):
+            raise Forbidden(
+                "The request comes from a page of another site, and this server has no keys; list the page's origin in "
+                "cors_origins, or set --api-key."
+            )
+
+    def _is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
+        """A page that is neither of this server nor of a listed origin sent it. What the browser says of its site
+        counts for more than the names: a proxy may have changed the Host."""
+        if headers.get(b"origin", b"").lower() in self._origins:
+            return False
+        return not _is_same_site(headers) if b"sec-fetch-site" in headers else not _is_own_origin(headers)
+
+    def _admit_admin(self, request: Request, key: _Key | None) -> None:
+        if self._admins_need_keys:
+            if key is None:
+                raise _unauthorized(request)
+            if not key.admin:
+                raise Forbidden("This key may not manage the server; use an admin key.")
+            return
+        self._admit_user(request, key)
+        reason = _not_local(request)
+        if reason:
+            raise Forbidden(
+                f"Without an admin key only programs on the server's own machine may manage it, and {reason}; "
+                "set --admin-key-file."
+            )
+
+    def _known(self, request: Request) -> _Key | None:
+        secret = _presented(request)
+        if secret is None:
+            return None
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for key in self._keys:  # all of them, so that the time taken does not tell which one matched
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def _key(entry: str, *, admin: bool) -> _Key:
+    """`entry` is a key as the settings have it, maybe followed by a space and its class."""
+    secret, _, traffic = entry.partition(" ")
+    digest = hashlib.sha256(secret.encode())
+    caller = Caller(f"key:{digest.hexdigest()[:12]}", cast(TrafficClass, traffic) if traffic else None)
+    return _Key(digest.digest(), caller, admin)
+
+
+def _presented(request: Request) -> bytes | None:
+    headers = request.headers
+    scheme, _, secret = headers.get(b"authorization", b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer" and secret.strip():
+        return secret.strip()
+    return headers.get(b"x-api-key") or headers.get(b"api-key")
+
+
+def _unauthorized(request: Request) -> Unauthorized:
+    if _presented(request) is None:
+        return Unauthorized("No API key was sent; add the header 'Authorization: Bearer <key>'.")
+    return Unauthorized("The API key is not known here; check it, or ask the operator of this server for one.")
+
+
+def _not_local(request: Request) -> str:
+    """Why a request may come from elsewhere than a program or a page of this machine; empty when it cannot."""
+    headers = request.headers
+    host = headers.get(b"host", b"")
+    if not _is_peer_loopback(request.peer):
+        return "the caller is another machine"
+    if not is_loopback(host):
+        return "the Host header is not a loopback name"
+    marks = (name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIXES))
+    mark = next(marks, None)
+    if mark is not None:
+        return f"the header {mark[:64].decode('latin-1')!r} says that the request came through a proxy"
+    if not (_is_own_origin(headers) and _is_same_site(headers)):
+        return "the request comes from a page of another site"
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if request.method not in _READS and kind != b"application/json":
+        return "the content type is not application/json"
+    return ""
+
+
+def _is_own_origin(headers: Mapping[bytes, bytes]) -> bool:
+    """The Origin is the Host's, or there is none, as of programs."""
+    origin = headers.get(b"origin")
+    host = headers.get(b"host", b"").lower()
+    return origin is None or origin.lower() in {b"http://" + host, b"https://" + host}
+
+
+def _is_same_site(headers: Mapping[bytes, bytes]) -> bool:
+    """The browser says that a page of this origin asks, or its user; or it is no browser."""
+    return headers.get(b"sec-fetch-site", b"none") in {b"none", b"same-origin"}
+
+
+def _is_peer_loopback(peer: str) -> bool:
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

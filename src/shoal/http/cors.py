@@ -1,0 +1,59 @@
+"""Cross-origin requests from browsers: off unless origins are listed, and then for exactly those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.http.request import Headers, Reply, Request
+
+_STAINLESS = "arch async helper-method lang os package-version poll-helper read-timeout retry-count runtime timeout"
+_ALLOWED = ", ".join(
+    [
+        "accept",
+        "api-key",
+        "authorization",
+        "content-type",
+        "idempotency-key",
+        "openai-beta",
+        "openai-organization",
+        "openai-project",
+        "user-agent",
+        "x-api-key",
+        "x-request-id",
+        "x-request-timeout",
+        "x-shoal-class",
+        *(f"x-stainless-{name}" for name in _STAINLESS.split()),
+    ]
+).encode()
+_EXPOSED = (
+    b"retry-after, server-timing, x-request-id, x-shoal-batch-id, x-shoal-batch-size, x-shoal-batches, x-shoal-flush, "
+    b"x-shoal-queue-ms, x-shoal-space, x-shoal-token-ids, x-shoal-truncated"
+)
+_MAX_AGE = (b"access-control-max-age", b"600")
+_VARY = (b"vary", b"origin")
+
+
+class Cors:
+    """`origins` are exact: scheme, host and port, as the settings take them; nothing in one is a pattern."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origin.lower().encode() for origin in origins)
+
+    def headers(self, request: Request) -> Headers:
+        """What a reply to this request must carry."""
+        if not self._origins:
+            return []
+        origin = request.headers.get(b"origin", b"")
+        if origin.lower() not in self._origins:
+            return [_VARY]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
+
+    def preflight(self, request: Request, allow: str) -> Reply | None:
+        """The answer to a preflight request of a listed origin; None for every other request."""
+        headers = request.headers
+        if request.method != "OPTIONS" or not allow or b"access-control-request-method" not in headers:
+            return None
+        if headers.get(b"origin", b"").lower() not in self._origins:
+            return None
+        methods = (b"access-control-allow-methods", allow.encode())
+        return Reply(204, [methods, (b"access-control-allow-headers", _ALLOWED), _MAX_AGE])

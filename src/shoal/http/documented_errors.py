@@ -1,0 +1,54 @@
+"""What the front answers before it calls an endpoint, for the document: found out by letting the surface render it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from shoal.core.protocols import Operation, Surface
+from shoal.errors import (
+    BodyTooLarge,
+    Forbidden,
+    Malformed,
+    RequestTimeout,
+    ShoalError,
+    Unauthorized,
+    UnsupportedMediaType,
+    WrongType,
+)
+
+_GUARDED: tuple[type[ShoalError], ...] = (Unauthorized, Forbidden)
+_WITH_BODY: tuple[type[ShoalError], ...] = (Malformed, RequestTimeout, BodyTooLarge, UnsupportedMediaType)
+"""Also without a `request` type: a body that nobody wants has a length and an encoding all the same."""
+
+
+def with_refusals(surface: Surface, operation: Operation) -> Operation:
+    """The operation with its surface's answers to those errors among `errors`.
+
+    There a status may stand for several types, as a tuple, and for no body at all, as an empty one.
+    """
+    errors = {status: each_of(kinds) for status, kinds in operation.errors.items()}
+    for kind in _refusals(operation):
+        status, headers, _ = surface.render_error(kind("."))
+        media_type = headers.get("content-type", "").partition(";")[0]
+        told: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
+        declared = errors.get(status, ())
+        if told == (surface.error,) and any(each is not str for each in declared):
+            continue  # the operation knows better what JSON stands under this status
+        errors[status] = tuple(dict.fromkeys((*declared, *told)))
+    return dataclasses.replace(operation, errors=errors)
+
+
+def each_of(kinds: Any) -> tuple[Any, ...]:
+    """The types of an error's bodies: one type, or a tuple of them."""
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _refusals(operation: Operation) -> Iterator[type[ShoalError]]:
+    if operation.access != "public":
+        yield from _GUARDED
+    if operation.method != "GET" and operation.limit != 0:
+        yield from _WITH_BODY
+    if operation.request is not None:
+        yield WrongType

@@ -1,0 +1,195 @@
+"""Fetching a picture from a URL that a client sent.
+
+The host is resolved once; every address that it has must be allowed, and the connection goes to one of those, whatever
+the name answers later. The TLS name and the `Host` header are those of the URL. Nothing is kept from one fetch to the
+next: no connection, no resolved name, no cookie. No proxy of the environment, no redirect, no compressed answer.
+
+Who is at fault: whatever the remote host does wrong, its slowness included, is an InvalidValue, since only the client
+can send another URL; it names the host as the client wrote it, and neither its addresses nor what it sent. Where the
+request's own deadline comes first, that is DeadlineExceeded; where no fetch could begin in time, Overloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded, Unavailable
+from shoal.http.fetching.addresses import Address, address_of, is_public
+from shoal.http.fetching.allowed import INSTEAD, Allowed, Target, not_public
+from shoal.http.fetching.headers import checked
+from shoal.http.fetching.resolving import Pinned, Resolver, SystemResolver
+
+MAX_BYTES: Final = 20 * 2**20
+SECONDS: Final = 10.0
+SLOTS: Final = 16
+USER_AGENT: Final = "shoal"
+
+READ_BYTES: Final = 64 * 2**10
+"""What is read ahead of the check against the limit."""
+
+MAX_ADDRESSES: Final = 8
+"""Of one name that are tried; all of them are checked."""
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class Fetcher:
+    """At most `slots` fetches at once, each of `max_bytes` and `seconds` at most, waiting for a slot included.
+
+    `tls`: for certificates that the system does not know; it must verify. Must be made on the loop that it is used on.
+    """
+
+    def __init__(
+        self,
+        allowed: Allowed,
+        *,
+        max_bytes: int = MAX_BYTES,
+        seconds: float = SECONDS,
+        slots: int = SLOTS,
+        resolver: Resolver | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._allowed = allowed
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._slots = asyncio.Semaphore(slots)
+        self._resolver = SystemResolver(slots) if resolver is None else resolver
+        self._tls = tls
+        self._closed = False
+
+    async def get(self, url: str, headers: Mapping[str, str] = _NO_HEADERS, *, deadline: float) -> bytes:
+        """The body of the answer of status 200. `headers`: of the client, for hosts that are listed. `deadline`:
+        absolute, in seconds of `time.monotonic()`.
+
+        Raises InvalidValue, DeadlineExceeded and Overloaded as the module says, Unavailable after `aclose`. Given up
+        in whatever phase, it closes its connection.
+        """
+        target = self._allowed.target(url)
+        sent = checked(headers, listed=target.listed)
+        if self._closed:
+            raise Unavailable("the server is shutting down: send the request again")
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceeded("the request's deadline passed before its picture was fetched")
+        began = False
+        try:
+            async with asyncio.timeout(min(remaining, self._seconds)), self._slots:
+                began = True
+                return await self._fetched(target, sent)
+        except TimeoutError:
+            # Only of the limit above: those of the operating system are OSErrors, told where they happen.
+            raise self._too_late(target.host, began, remaining) from None
+
+    async def aclose(self) -> None:
+        """No fetch begins any more; those that run belong to who awaits them."""
+        self._closed = True
+        await self._resolver.aclose()
+
+    def _too_late(self, host: str, began: bool, remaining: float) -> Exception:
+        if remaining <= self._seconds:
+            return DeadlineExceeded(f"{host} did not send the picture within the request's deadline")
+        if not began:
+            return Overloaded("too many pictures are being fetched: send the request again", retry_after=1.0)
+        return InvalidValue(f"{host} did not send the picture within {self._seconds:g} s: {INSTEAD}")
+
+    async def _fetched(self, target: Target, headers: Mapping[str, str]) -> bytes:
+        addresses = await self._checked_addresses(target)
+        connector = aiohttp.TCPConnector(
+            resolver=Pinned(target.host, addresses),
+            use_dns_cache=False,
+            force_close=True,
+            limit=1,
+            ssl=True if self._tls is None else self._tls,
+        )
+        session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"user-agent": USER_AGENT, "accept": "image/*", "accept-encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=READ_BYTES,
+        )
+        async with session:
+            try:
+                async with session.get(target.url, headers=headers, allow_redirects=False) as response:
+                    self._check(response, target)
+                    return await self._body(response, target.host)
+            except (aiohttp.ClientError, OSError) as error:
+                raise _broken(error, target.host) from error
+
+    async def _checked_addresses(self, target: Target) -> Sequence[Address]:
+        """Where to connect: every address that the host has is one that it may be at."""
+        if target.address is not None:
+            return [target.address]
+        try:
+            found = await self._resolver.addresses(target.host, target.port)
+        except (OSError, UnicodeError):  # names that the library cannot encode are UnicodeErrors
+            found = []
+        if not found:
+            raise InvalidValue(f"{target.host} cannot be resolved: check the URL's host")
+        addresses = [address for text in found if (address := address_of(text)) is not None]
+        if len(addresses) < len(found) or not all(map(target.permits, addresses)):
+            raise not_public(target.host)
+        return addresses[:MAX_ADDRESSES]
+
+    def _check(self, response: aiohttp.ClientResponse, target: Target) -> None:
+        """Everything that is known before the body."""
+        host, status = target.host, response.status
+        if 300 <= status < 400:
+            where = _named(target.url, response.headers.get("location", ""))
+            raise InvalidValue(f"{host} redirects to {where}, and redirects are not followed: send the URL it leads to")
+        if status != HTTPStatus.OK:
+            then = "check the URL" if status < 500 else f"send the request again, or {INSTEAD}"
+            raise InvalidValue(f"{host} answered with status {status} and no picture: {then}")
+        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise InvalidValue(f"{host} compresses its answer, which it was asked not to do: {INSTEAD}")
+        if (response.content_length or 0) > self._max_bytes:
+            raise self._too_large(host)
+
+    async def _body(self, response: aiohttp.ClientResponse, host: str) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await response.content.readany():
+            size += len(piece)
+            if size > self._max_bytes:
+                raise self._too_large(host)
+            pieces.append(piece)
+        if not size:
+            raise InvalidValue(f"{host} answered with nothing: check the URL")
+        return b"".join(pieces)
+
+    def _too_large(self, host: str) -> InvalidValue:
+        most = f"{self._max_bytes / 2**20:.3g} MiB" if self._max_bytes >= 2**20 else f"{self._max_bytes} bytes"
+        return InvalidValue(f"{host} sends more than the {most} that a picture may have: use a smaller one")
+
+
+def _named(url: URL, location: str) -> str:
+    """Where a redirect leads, for the client: without its query, which may hold a key, and without an inner address."""
+    try:
+        to = url.join(URL(location[:1024]))
+        host, name = to.raw_host or "", str(to.with_query(None).with_fragment(None).with_user(None))
+    except (ValueError, TypeError):  # also what the encoding of a host's name raises
+        return "somewhere else"
+    address = address_of(host)
+    inner = address is not None and host != url.raw_host and not is_public(address)
+    return "somewhere else" if inner or not location or to.scheme not in {"http", "https"} else name[:200]
+
+
+def _broken(error: Exception, host: str) -> InvalidValue:
+    """What the client is told of a failed connection; the cause stays with the exception."""
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+        return InvalidValue(f"{host} has no certificate for this name that is trusted here: {INSTEAD}")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return InvalidValue(f"{host} cannot be reached: check the URL, or {INSTEAD}")
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return InvalidValue(f"{host} ended its answer too early: send the request again, or {INSTEAD}")
+    return InvalidValue(f"{host} broke the connection, or does not speak HTTP: check the URL, or {INSTEAD}")

@@ -1,0 +1,97 @@
+"""Rules for a request's headers, checked before anything is decided by them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from shoal.errors import Malformed
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+SINGLE = frozenset(
+    {
+        b"access-control-request-method",
+        b"api-key",
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"origin",
+        b"sec-fetch-site",
+        b"transfer-encoding",
+        b"x-api-key",
+        b"x-request-id",
+        b"x-request-timeout",
+        b"x-shoal-class",
+    }
+)
+"""Headers that decide something and have one value. Programs in front of this one may read the other of two."""
+
+_VERSIONS = frozenset({"1.0", "1.1", "2", "3"})
+_HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{0,253}))(?::([0-9]{0,5}))?")
+
+
+def combine_headers(raw: RawHeaders) -> dict[bytes, bytes]:
+    """One value for each name; the values of a repeated header form a list (RFC 9110, section 5.3)."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    return headers
+
+
+def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> None:
+    """Raises Malformed where the request's version, Host or repeated headers leave its meaning open.
+
+    `client_header` names the user, so it has one value too.
+    """
+    if version not in _VERSIONS:
+        raise Malformed(f"HTTP/{version} is not supported; send the request as HTTP/1.1.")
+    seen = set()
+    for name, value in raw:
+        if name in SINGLE or name == client_header:
+            if name in seen:
+                raise Malformed(f"The {name.decode('latin-1')!r} header has more than one value; send it once.")
+            seen.add(name)
+            if name == b"host" and host_name(value) is None:
+                raise Malformed("The 'host' header must be a host name or an IP address, with an optional port.")
+            if name == b"transfer-encoding" and (version == "1.0" or value.strip().lower() != b"chunked"):
+                raise Malformed("The 'transfer-encoding' header must be 'chunked', and the request HTTP/1.1.")
+    if version == "1.1" and b"host" not in seen:
+        raise Malformed("The request has no 'host' header, which HTTP/1.1 requires.")
+
+
+@lru_cache(maxsize=256)
+def host_name(host: bytes) -> bytes | None:
+    """The name or address in a Host header, in lower case, without port and brackets; None where it is malformed."""
+    found = _HOST.fullmatch(host[:512])
+    if found is None or int(found[3] or 0) > 65535:
+        return None
+    if found[1] is None:
+        return found[2].lower()
+    try:
+        ipaddress.IPv6Address(found[1].decode())
+    except ValueError:
+        return None
+    return found[1].lower()
+
+
+def is_loopback(host: bytes) -> bool:
+    """A Host header that can only mean this machine."""
+    name = host_name(host)
+    return name is not None and is_loopback_name(name)
+
+
+def is_loopback_name(name: bytes) -> bool:
+    """A name or address, without brackets, that can only mean this machine."""
+    text = name.decode("latin-1").lower()
+    if text == "localhost" or text.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,53 @@
+"""Fields that a dialect's other servers know and Shoal does not have, for requests that make no text.
+
+Each changes the answer, so it is refused by name unless its value asks for nothing; fields that nobody knows stay
+ignored, and logged. Those of generation are in `core/generation/sampling.py`, since servers behind may honour them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shoal.core.generation.sampling import asks_nothing
+from shoal.errors import Unsupported
+
+_CUT: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right",), "truncation_side": ("right",)}
+_VLLM: Mapping[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "add_special_tokens": (True,),
+}
+
+KNOWN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    # vLLM; Jina
+    "openai": {**_CUT, **_VLLM, "return_multivector": (False,)},
+    # vLLM; Jina; Voyage; Infinity
+    "rerank": {**_CUT, **_VLLM, "instruction": ("",), "max_query_length": (), "overlap_tokens": ()},
+    "scoring": {**_CUT, **_VLLM, "instruction": ("",), "embed_dtype": ("float32",), "endianness": ("native",)},
+    "cohere": {**_CUT, "rank_fields": (), "max_chunks_per_doc": ()},
+}
+"""By dialect, as decoders name it: the field to the values that ask for nothing. A field that a request's type has is
+that type's matter, and not looked up here."""
+
+
+class Elsewhere:
+    """The known fields of one dialect that the struct fields `known` do not cover."""
+
+    def __init__(self, dialect: str, known: frozenset[str]) -> None:
+        self._neutral = {name: values for name, values in KNOWN.get(dialect, {}).items() if name not in known}
+        fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._neutral]
+        self._decode = msgspec.json.Decoder(msgspec.defstruct("Elsewhere", fields))
+
+    def check(self, body: bytes) -> None:
+        """Raises Unsupported, and what msgspec does for a body that is not JSON. All else is skipped, however large."""
+        if not self._neutral:
+            return
+        found = self._decode.decode(body)
+        for name, neutral in self._neutral.items():
+            raw = getattr(found, name)
+            if raw is not msgspec.UNSET and not asks_nothing(raw, neutral):
+                raise Unsupported(f"'{name}' is not supported here: leave it out.", param=name)

@@ -1,0 +1,307 @@
+"""The OpenAPI 3.1 document, generated from the operations of all surfaces and their msgspec types.
+
+Nothing is described twice: a path, a schema, a status or a header is in the document because its Operation says so,
+and what the front refuses because its surface renders it so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal._version import __version__
+from shoal.core.protocols import Operation, Surface
+from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
+from shoal.http import status_codes
+from shoal.http.documented_errors import each_of, with_refusals
+from shoal.http.operation import Described
+from shoal.http.request import JSON, Reply, Request
+from shoal.types import TaskKind
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+SCHEMES = {
+    "user": ("key", "A key given with `--api-key`; a server without keys ignores it."),
+    "admin": ("admin_key", "A key given with `--admin-key`."),
+}
+ERROR_HEADERS = {
+    401: {"www-authenticate": "How to authenticate: `Bearer`."},
+    429: {"retry-after": "Seconds until another try may succeed."},
+    503: {"retry-after": "Seconds until another try may succeed."},
+}
+REQUEST_ID = {"x-request-id": "The request's id: the caller's own, or a new one."}
+REQUEST_HEADERS: dict[str, dict[str, Any]] = {
+    "x-request-id": {
+        "name": "x-request-id",
+        "in": "header",
+        "description": "An id for this request, to be found again in the reply and in the logs.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    "x-request-timeout": {
+        "name": "x-request-timeout",
+        "in": "header",
+        "description": "Seconds that the request may take; never more than the server's own limit.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "x-shoal-class": {
+        "name": "x-shoal-class",
+        "in": "header",
+        "description": "Who waits: a person (interactive) or a job (bulk). Without it the key's class or the number of "
+        "inputs decides; a key for bulk stays bulk.",
+        "schema": {"type": "string", "enum": ["interactive", "bulk"]},
+    },
+}
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_TEXT = {"type": "string"}
+PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+
+EXPLORER = "/explorer/swagger.json"
+"""Where triton-grpc-proxy has the document."""
+
+Table = Mapping[str, Sequence[Operation]]
+"""A surface's name to its operations, in the order that the document shows them."""
+
+
+class OpenApi:
+    """GET /openapi.json: the document of the given surfaces and of itself.
+
+    Made when it is first asked for, and again when other models became the defaults, because examples name those.
+    """
+
+    name = "openapi"
+    error: Any = dict[str, str]
+
+    def __init__(self, surfaces: Sequence[Surface]) -> None:
+        self._surfaces = tuple(surfaces)
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        made: dict[tuple[str, str], bytes] = {}
+
+        async def endpoint(request: Request) -> Reply:
+            models = _default_model(gateway, "embed"), _default_model(gateway, "generate")
+            if models not in made:
+                made.clear()
+                table = {surface.name: operations_of(surface, gateway) for surface in self._surfaces}
+                made[models] = msgspec.json.encode(document({**table, self.name: operations}, *models))
+            body = made[models]
+            if request.path == EXPLORER:  # an address in it is relative to its own place
+                body = body.replace(b'"url":"./"', b'"url":"../"', 1)
+            return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=body)
+
+        operations = [
+            Operation(
+                method="GET",
+                path=path,
+                endpoint=endpoint,
+                summary="This document",
+                access="public",
+                response=dict[str, Any],
+            )
+            for path in ("/openapi.json", EXPLORER)
+        ]
+        return operations
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        status = status_codes.row(error).openai.status
+        body = msgspec.json.encode({"error": error.message})
+        return status, {"content-type": "application/json", **status_codes.headers(error, status)}, body
+
+
+def operations_of(surface: Surface, gateway: Gateway) -> list[Operation]:
+    """A surface's operations, with all that they can answer among their `errors`."""
+    return [with_refusals(surface, operation) for operation in surface.routes(gateway)]
+
+
+def document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
+    """The whole document, ready for JSON; examples that name a model name `model`, and `talker` where they generate,
+    unless that is empty.
+
+    Raises ValueError when two operations share a path and method, or when an endpoint's type has no JSON schema.
+    """
+    writer = _Writer(table, model, talker)
+    paths: dict[str, dict[str, Any]] = {}
+    for name, operations in table.items():
+        for operation in operations:
+            item = paths.setdefault(template(operation.path), {})
+            if operation.method.lower() in item:
+                raise ValueError(f"{operation.method} {operation.path} is claimed twice, once by {name}")
+            item[operation.method.lower()] = writer.operation(name, operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Shoal",
+            "version": __version__,
+            "summary": "One inference gateway: the APIs your clients speak, batched across users.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "./", "description": "This server"}],
+        "tags": [{"name": name} for name, operations in table.items() if operations],
+        "paths": paths,
+        "components": writer.components(),
+    }
+
+
+def template(path: str) -> str:
+    """A route's path as OpenAPI writes it: `/v1/models/{id:path}` is `/v1/models/{id}`."""
+    return PARAMETER.sub(r"{\1}", path)
+
+
+def operation_id(operation: Operation) -> str:
+    """Made of method and path alone, so that it stays when code moves: `post_v1_embeddings`."""
+    words = re.sub(r"\W+", "_", template(operation.path)).strip("_")
+    return f"{operation.method.lower()}_{words or 'root'}"
+
+
+def _default_model(gateway: Gateway, task: TaskKind) -> str:
+    try:
+        return gateway.resolve("", task)[0]
+    except (ModelNotFound, ModelNotReady):
+        return ""
+
+
+class _Writer:
+    """Writes operations, and collects what they share: schemas, headers, parameters and security schemes."""
+
+    def __init__(self, table: Table, model: str, talker: str) -> None:
+        self._model = model
+        self._talker = talker
+        kinds = [kind for operations in table.values() for each in operations for kind in _types(each)]
+        types = list({id(kind): kind for kind in kinds}.values())
+        made, self._schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        self._schema_of = dict(zip(map(id, types), made, strict=True))
+        self._headers: dict[str, str] = {}
+        self._parameters: dict[str, Any] = {}
+        self._accesses: set[str] = set()
+
+    def components(self) -> dict[str, Any]:
+        schemes = {
+            scheme: {"type": "http", "scheme": "bearer", "description": text}
+            for access, (scheme, text) in SCHEMES.items()
+            if access in self._accesses
+        }
+        headers = {name: _header(text) for name, text in self._headers.items()}
+        parts = {
+            "schemas": self._schemas,
+            "headers": headers,
+            "parameters": self._parameters,
+            "securitySchemes": schemes,
+        }
+        return {name: part for name, part in parts.items() if part}
+
+    def operation(self, tag: str, operation: Operation) -> dict[str, Any]:
+        self._accesses.add(operation.access)
+        said: dict[str, Any] = {
+            "operationId": operation_id(operation),
+            "tags": [tag],
+            "summary": operation.summary,
+            "responses": self._responses(operation),
+            "security": [{SCHEMES[operation.access][0]: []}] if operation.access in SCHEMES else [],
+        }
+        if operation.description:
+            said["description"] = operation.description
+        parameters = [*_path_parameters(operation.path), *_query_parameters(operation)]
+        if parameters := [*parameters, *self._request_headers(operation)]:
+            said["parameters"] = parameters
+        if operation.request is not None:
+            content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
+            if operation.example is not None:
+                content["example"] = self._named(operation)
+            required = not (isinstance(operation, Described) and operation.optional)
+            said["requestBody"] = {"required": required, "content": {"application/json": content}}
+            if isinstance(operation, Described) and operation.form is not None:
+                said["requestBody"]["content"].update(self._content(operation.form, "multipart/form-data"))
+        return said
+
+    def _responses(self, operation: Operation) -> dict[str, Any]:
+        success: dict[str, Any] = {"description": "OK", "headers": self._refer({**REQUEST_ID, **operation.headers})}
+        if operation.response is not None:
+            success["content"] = self._content(operation.response, operation.media_type)
+            for media_type, kind in operation.also if isinstance(operation, Described) else ():
+                success["content"].update(self._content(kind, media_type))
+        responses = {"200": success}
+        if isinstance(operation, Described) and operation.accepted is not None:
+            headers = {**REQUEST_ID, "location": "Where to look for the job."}
+            content = self._content(operation.accepted, "application/json")
+            responses["202"] = {"description": "Accepted", "headers": self._refer(headers), "content": content}
+        for status, kinds in sorted(operation.errors.items()):
+            response: dict[str, Any] = {
+                "description": PHRASES.get(status, "Refused"),
+                "headers": self._refer({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
+            }
+            for media_type, told in (
+                ("application/json", tuple(kind for kind in each_of(kinds) if kind is not str)),
+                ("text/plain", tuple(kind for kind in each_of(kinds) if kind is str)),
+            ):
+                if told:
+                    response.setdefault("content", {}).update(self._content(told, media_type))
+            responses[str(status)] = response
+        return responses
+
+    def _content(self, kind: Any, media_type: str) -> dict[str, Any]:
+        schemas = [self._schema_of[id(each)] for each in each_of(kind)]
+        return {media_type: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+
+    def _refer(self, headers: Mapping[str, str]) -> dict[str, Any]:
+        """A header that says the same everywhere is written once."""
+        return {
+            name: {"$ref": f"#/components/headers/{name}"}
+            if self._headers.setdefault(name, text) == text
+            else _header(text)
+            for name, text in headers.items()
+        }
+
+    def _request_headers(self, operation: Operation) -> list[dict[str, Any]]:
+        """Those that every operation with a body reads; the class only counts where there are batches to report."""
+        names = ["x-request-id", "x-request-timeout"] if operation.request is not None else []
+        if "x-shoal-batch-size" in operation.headers:
+            names.append("x-shoal-class")
+        self._parameters.update({name: REQUEST_HEADERS[name] for name in names})
+        return [{"$ref": f"#/components/parameters/{name}"} for name in names]
+
+    def _named(self, operation: Operation) -> Any:
+        """The example with the model that is served here; what manages models is not tried out on that one."""
+        example = operation.example
+        model = self._talker if operation.generates else self._model
+        if model and isinstance(example, dict) and operation.access != "admin":
+            return {**example, **{name: model for name in ("model", "model_name") if name in example}}
+        return example
+
+
+def _types(operation: Operation) -> list[Any]:
+    errors = [kind for kinds in operation.errors.values() for kind in each_of(kinds)]
+    more: tuple[Any, ...] = ()
+    if isinstance(operation, Described):
+        more = (operation.accepted, operation.form, *(kind for _, kind in operation.also))
+    kinds = (operation.request, *each_of(operation.response), *more, *errors)
+    return [kind for kind in kinds if kind is not None]
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": found[1],
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+            **({"description": "May hold slashes."} if found[2] else {}),
+        }
+        for found in PARAMETER.finditer(path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if not isinstance(operation, Described):
+        return []
+    return [
+        {"name": name, "in": "query", "required": name in operation.needed, "description": text, "schema": _TEXT}
+        for name, text in operation.query.items()
+    ]
+
+
+def _header(text: str) -> dict[str, Any]:
+    return {"description": text, "schema": {"type": "string"}}

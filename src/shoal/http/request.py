@@ -1,0 +1,188 @@
+"""What an endpoint gets and gives: a request without parsing that nobody asked for, and a reply of plain bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
+
+from shoal.core.protocols import Access
+from shoal.errors import Forbidden, InternalError, ShoalError, Unauthorized
+from shoal.http.headers import combine_headers
+from shoal.http.images import Pictures
+from shoal.types import Context, Result, TrafficClass, Usage
+
+if TYPE_CHECKING:
+    from shoal.http.auth import Gate
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
+RenderError: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], bytes]]
+
+JSON = (b"content-type", b"application/json")
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings that surfaces read, under the names that they have everywhere.
+
+    An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
+    `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics. `metrics_default`: what
+    /metrics answers to who does not say which form it wants. `pictures`: reads those of requests; None: nothing is
+    fetched, and a file has 20 MB at most.
+    """
+
+    host: str = "127.0.0.1"
+    api_key: tuple[str, ...] = ()
+    admin_key: tuple[str, ...] = ()
+    max_body_bytes: int = 33_554_432
+    max_inputs: int = 2048
+    max_queue_items: int = 16_384
+    max_batch_size: int = 64
+    max_batch_tokens: int = 16_384
+    truncate: bool = True
+    embed_timeout_s: float = 30.0
+    generate_timeout_s: float = 600.0
+    heartbeat_s: float = 15.0
+    body_timeout_s: float = 30.0
+    client_header: str = ""
+    cors_origins: tuple[str, ...] = ()
+    metrics: Callable[[], bytes] | None = None
+    metrics_default: Literal["prometheus", "json"] = "prometheus"
+    embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
+    batch_info: bool = False
+    any_model: bool = False
+    token_ids: Literal["refuse", "accept"] = "refuse"
+    pictures: Pictures | None = None
+
+    @classmethod
+    def of(
+        cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: Pictures | None = None
+    ) -> Options:
+        """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
+        names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures")]
+        values: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        return cls(**values, metrics=metrics, pictures=pictures)
+
+
+@dataclass(slots=True)
+class Reply:
+    """`body` is sent in one piece, in the given pieces under one content-length, or piece by piece as they come."""
+
+    status: int = 200
+    headers: Headers = field(default_factory=list)
+    body: Body = b""
+
+
+class Request:
+    """One HTTP request. `headers` has lower-case names; the values of a repeated header form a list.
+
+    `body` is there before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
+    what follows the "?", `gate` who judged the caller. `started` and `deadline` are seconds of the monotonic clock.
+    `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
+    `model`, `items`, `result` and `usage` are the endpoint's to set, for the access log; `usage` also in mid-stream.
+    `failure`: the kind of the error that ended a stream whose status had been sent.
+    `render_error`: how errors are told from here on, where the body shows that its client speaks another dialect than
+    the surface's own.
+    """
+
+    __slots__ = (
+        "begun",
+        "body",
+        "body_read",
+        "client",
+        "deadline",
+        "failure",
+        "gate",
+        "handed_over",
+        "headers",
+        "id",
+        "items",
+        "key_class",
+        "method",
+        "model",
+        "parameter",
+        "path",
+        "peer",
+        "query",
+        "render_error",
+        "result",
+        "started",
+        "usage",
+    )
+
+    def __init__(self, scope: Mapping[str, Any], started: float) -> None:
+        self.method: str = scope["method"]
+        path: str = scope["path"]
+        root = scope.get("root_path")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        self.path = path
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers = combine_headers(scope["headers"])
+        peer = scope.get("client")
+        self.peer: str = peer[0] if peer else ""
+        self.handed_over = False
+        self.started = started
+        self.deadline = math.inf
+        self.id = ""
+        self.client = ""
+        self.gate: Gate | None = None
+        self.key_class: TrafficClass | None = None
+        self.body = b""
+        self.body_read = False
+        self.begun = False
+        self.parameter = ""
+        self.model = ""
+        self.items = 0
+        self.result: Result | None = None
+        self.usage: Usage | None = None
+        self.failure = ""
+        self.render_error: RenderError | None = None
+
+    @property
+    def traffic(self) -> TrafficClass | None:
+        """What `x-shoal-class` asks for, else the key's class; None lets the size of the request decide.
+
+        A key for bulk stays bulk: its class is the operator's limit, and not a default.
+        """
+        if self.key_class == "bulk":
+            return "bulk"
+        match self.headers.get(b"x-shoal-class"):
+            case b"interactive":
+                return "interactive"
+            case b"bulk":
+                return "bulk"
+            case _:
+                return self.key_class
+
+    def context(self) -> Context:
+        """For the gateway, which from here on counts what becomes of the request."""
+        self.handed_over = True
+        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
+
+    def demand(self, access: Access) -> None:
+        """Ask for more than the route does, once it is known what the body wants. Raises Unauthorized or Forbidden."""
+        if self.gate is None:
+            raise InternalError("a request that never passed the gate asks for a right")
+        self.gate.admit(self, access)
+
+    def may(self, access: Access) -> bool:
+        """Whether the caller has that right."""
+        try:
+            self.demand(access)
+        except (Unauthorized, Forbidden):
+            return False
+        return True
+
+    def argument(self, name: str) -> str | None:
+        """A parameter of the query, decoded; the last of several, and None where there is none."""
+        found = dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)) if self.query else {}
+        return found.get(name)
+
+    def accepts_json(self) -> bool:
+        """The client asked for JSON by name; `*/*` is no such wish."""
+        return b"application/json" in self.headers.get(b"accept", b"")

@@ -1,0 +1,132 @@
+"""The table of routes: which operation answers a method on a path, and whose dialect its errors are in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shoal.core.protocols import Operation, Surface
+from shoal.errors import MethodNotAllowed, RouteNotFound, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+
+class Route(NamedTuple):
+    surface: Surface
+    operation: Operation
+    parameter: str = ""
+
+
+_Methods: TypeAlias = dict[str, Route]
+_SUFFIX = re.compile(r"(?:/[a-z]+)?")
+
+
+class Miss(NamedTuple):
+    """No operation; `error` is to be told in the dialect of `surface`."""
+
+    surface: Surface
+    error: ShoalError
+
+
+class Routes:
+    """Exact paths by one dictionary look-up, then prefixes with a parameter, longest first.
+
+    `/a/{name:path}` takes all that follows, `/a/{name:path}/suffix` what stands before the suffix: a method that a
+    suffix does not have is looked for without it, so that GET finds a name that ends like one.
+    A trailing slash changes nothing, because clients exist that do not follow redirects. GET also answers HEAD.
+    Of a path that nobody knows, the surface with the longest path above it owns the error, or the first one with
+    routes under that, else the first surface.
+    """
+
+    def __init__(self, surfaces: Sequence[Surface], gateway: Gateway) -> None:
+        self.first = surfaces[0]
+        self._exact: dict[str, _Methods] = {}
+        self._prefixes: dict[str, dict[str, _Methods]] = {}
+        self._folders: dict[str, Surface] = {}
+        self.all: list[Route] = []
+        for surface in surfaces:
+            for operation in surface.routes(gateway):
+                self._add(Route(surface, operation))
+        self._ordered = [
+            (prefix, sorted(suffixes.items(), key=lambda each: -len(each[0])))
+            for prefix, suffixes in sorted(self._prefixes.items(), key=lambda each: -len(each[0]))
+        ]
+
+    def _add(self, route: Route) -> None:
+        path = route.operation.path
+        above = path.rpartition("/")[0]
+        while above:
+            self._folders.setdefault(above, route.surface)
+            above = above.rpartition("/")[0]
+        head, brace, tail = path.partition("{")
+        if brace:
+            name, colon, suffix = tail.partition(":path}")
+            if not (name.isidentifier() and colon and head.endswith("/") and _SUFFIX.fullmatch(suffix)):
+                raise ValueError(f"{path}: a path may hold one '/{{name:path}}', maybe with '/word' after it")
+            tables = [self._prefixes.setdefault(head, {}).setdefault(suffix, {})]
+        else:
+            paths = dict.fromkeys((path, path.rstrip("/") or "/", path.rstrip("/") + "/"))
+            tables = [self._exact.setdefault(each, {}) for each in paths]
+        for methods in tables:
+            if route.operation.method in methods:
+                raise ValueError(f"{route.operation.method} {path} is taken twice")
+            methods[route.operation.method] = route
+        self.all.append(route)
+
+    def find(self, method: str, path: str) -> Route | Miss:
+        wanted = "GET" if method == "HEAD" else method
+        methods = self._exact.get(path)
+        if methods is not None:
+            return methods.get(wanted) or self._wrong_method(method, path, methods)
+        under = self._under(path)
+        for found, parameter in under:
+            route = found.get(wanted)
+            if route is not None:
+                return Route(route.surface, route.operation, parameter)
+        if under:
+            return self._wrong_method(method, path, _joined(under))
+        return Miss(self._owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. /docs lists the routes."))
+
+    def allowed(self, path: str) -> str:
+        """The methods of a path as an Allow header has them; empty for an unknown path."""
+        return _allow(self._exact.get(path) or _joined(self._under(path)))
+
+    def _under(self, path: str) -> list[tuple[_Methods, str]]:
+        """The routes with a parameter that a path fits, each with the parameter: those with a suffix first."""
+        for prefix, suffixes in self._ordered:
+            if path.startswith(prefix):
+                rest = path[len(prefix) :].rstrip("/")
+                return [
+                    (methods, rest.removesuffix(suffix))
+                    for suffix, methods in suffixes
+                    if rest.endswith(suffix) and (not suffix or len(rest) > len(suffix))
+                ]
+        return []
+
+    def _wrong_method(self, method: str, path: str, methods: _Methods) -> Miss:
+        allow = _allow(methods)
+        error = MethodNotAllowed(f"Not allowed to {method} on {path}; use {allow}.", allow=allow)
+        return Miss(next(iter(methods.values())).surface, error)
+
+    def _owner(self, path: str) -> Surface:
+        while path.rstrip("/"):
+            path = path.rstrip("/").rpartition("/")[0]
+            methods = self._exact.get(path)
+            if methods and path != "/":
+                return next(iter(methods.values())).surface
+            if path in self._folders:
+                return self._folders[path]
+        return self.first
+
+
+def _joined(under: Sequence[tuple[_Methods, str]]) -> _Methods:
+    return {method: route for methods, _ in reversed(under) for method, route in methods.items()}
+
+
+def _allow(methods: _Methods) -> str:
+    names = set(methods)
+    if "GET" in names:
+        names.add("HEAD")
+    return ", ".join(sorted(names))

@@ -1,0 +1,117 @@
+"""The one table from kinds of errors to what each dialect answers; nothing else decides on a status."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from shoal.errors import MethodNotAllowed, ShoalError, Unauthorized, UpstreamRefused
+
+
+class OpenAIStatus(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+class TeiStatus(NamedTuple):
+    """`error_type` None: a refusal of the web framework in the original, which is plain text and not JSON."""
+
+    status: int
+    error_type: str | None
+
+
+class Row(NamedTuple):
+    openai: OpenAIStatus
+    tei: TeiStatus
+    embedding: int
+
+
+_INVALID = "invalid_request_error"
+_BUSY = "service_unavailable_error"
+_BACKEND = Row(OpenAIStatus(500, "server_error", None), TeiStatus(424, "Backend"), 500)
+_UPSTREAM = Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(502, "Backend"), 502)
+# What a load needs and could not get: no fault of this server's.
+_SETUP = Row(OpenAIStatus(424, "server_error", None), TeiStatus(424, "Backend"), 424)
+_WRONG_INPUT = TeiStatus(422, "Validation")
+
+TABLE: dict[str, Row] = {
+    "invalid": Row(OpenAIStatus(400, _INVALID, None), _WRONG_INPUT, 400),
+    "malformed": Row(OpenAIStatus(400, _INVALID, None), TeiStatus(400, None), 400),
+    "wrong_type": Row(OpenAIStatus(400, _INVALID, None), TeiStatus(422, None), 400),
+    "empty": Row(OpenAIStatus(400, _INVALID, "invalid_value"), TeiStatus(400, "Empty"), 400),
+    "too_many": Row(OpenAIStatus(400, _INVALID, "array_above_max_length"), _WRONG_INPUT, 400),
+    "too_long": Row(OpenAIStatus(400, _INVALID, "context_length_exceeded"), _WRONG_INPUT, 400),
+    "invalid_value": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
+    "unsupported": Row(OpenAIStatus(400, _INVALID, "unsupported_parameter"), TeiStatus(424, "Backend"), 400),
+    "too_large": Row(OpenAIStatus(413, _INVALID, "request_too_large"), TeiStatus(413, None), 413),
+    "media_type": Row(OpenAIStatus(415, _INVALID, "unsupported_content_type"), TeiStatus(415, None), 400),
+    "unauthorized": Row(OpenAIStatus(401, _INVALID, "invalid_api_key"), TeiStatus(401, None), 401),
+    "forbidden": Row(OpenAIStatus(403, "permission_error", None), TeiStatus(403, None), 403),
+    "route_not_found": Row(OpenAIStatus(404, _INVALID, "unknown_url"), _WRONG_INPUT._replace(status=404), 404),
+    "method_not_allowed": Row(OpenAIStatus(405, _INVALID, None), _WRONG_INPUT._replace(status=405), 405),
+    "model_not_found": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
+    "not_at_source": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
+    "job_not_found": Row(OpenAIStatus(404, _INVALID, "job_not_found"), _WRONG_INPUT._replace(status=404), 404),
+    "conflict": Row(OpenAIStatus(409, _INVALID, "conflict"), _WRONG_INPUT._replace(status=409), 409),
+    "unavailable": Row(OpenAIStatus(503, _BUSY, "server_is_overloaded"), TeiStatus(503, "Unhealthy"), 503),
+    "overloaded": Row(OpenAIStatus(429, "rate_limit_error", "rate_limit_exceeded"), TeiStatus(429, "Overloaded"), 429),
+    "not_ready": Row(OpenAIStatus(503, _BUSY, "model_loading"), TeiStatus(503, "Unhealthy"), 503),
+    "model_failed": Row(OpenAIStatus(503, _BUSY, "model_failed"), TeiStatus(503, "Unhealthy"), 503),
+    "deadline": Row(OpenAIStatus(504, "timeout_error", None), TeiStatus(504, "Backend"), 504),
+    "request_timeout": Row(OpenAIStatus(408, "timeout", None), TeiStatus(408, None), 408),
+    # Nobody reads this one; 499 is what logs show for a client that left.
+    "cancelled": Row(OpenAIStatus(499, _INVALID, None), TeiStatus(499, None), 499),
+    "backend": _BACKEND,
+    "input_rejected": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
+    "out_of_memory": _BACKEND,
+    # With the status of the upstream's own answer, where that is one of an error: `status`.
+    "upstream": _UPSTREAM,
+    "upstream_failed": _UPSTREAM,
+    "transport": _UPSTREAM,
+    "crashed": _UPSTREAM,
+    "not_finite": _BACKEND,
+    "setup": _SETUP,
+    "config": _SETUP,
+    "address": _SETUP,
+    "source": _SETUP,
+    "model_file": _SETUP,
+    "verification": _SETUP,
+    "missing_extra": _SETUP,
+    "internal": Row(OpenAIStatus(500, "server_error", None), TeiStatus(500, "Backend"), 500),
+}
+
+
+def row(error: ShoalError) -> Row:
+    return TABLE[error.kind]
+
+
+def status(error: ShoalError) -> int:
+    """The status in OpenAI's dialect, and in those that have the same. Of an upstream's refusal it is its own: clients
+    see by it whether to come again, also where its words are no answer of this API, such as a proxy's page."""
+    if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
+        return error.status
+    return row(error).openai.status
+
+
+def unprocessable(error: ShoalError) -> int:
+    """The status in dialects that are OpenAI's but for one: a body of the wrong form is 422."""
+    return 422 if error.kind == "wrong_type" else row(error).openai.status
+
+
+def headers(error: ShoalError, status: int) -> dict[str, str]:
+    """The headers that go with an error in every dialect.
+
+    Clients of the OpenAI libraries repeat every answer of 500 and above; `x-should-retry` keeps them from repeating
+    what will fail again. Of what an upstream refused nobody here knows that: it stays as if they had asked it.
+    """
+    out: dict[str, str] = {}
+    if error.retry_after is not None:
+        out["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if status >= 500 and not error.retryable and not isinstance(error, UpstreamRefused):
+        out["x-should-retry"] = "false"
+    if isinstance(error, MethodNotAllowed):
+        out["allow"] = error.allow
+    if isinstance(error, Unauthorized):
+        out["www-authenticate"] = "Bearer"
+    return out

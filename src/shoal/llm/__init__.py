@@ -1,1 +1,0 @@
-"""Language models put together: pipelines from their files, and generators from backends."""

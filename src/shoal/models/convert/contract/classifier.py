@@ -1,0 +1,196 @@
+"""Sequence classifiers and cross-encoders: labels, activation and head, as their files say.
+
+Two libraries save them, and a model is what its files say that it is. The files of a cross-encoder of
+sentence-transformers name that library; any other `...ForSequenceClassification` is a classifier of transformers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.entries import MODULES, inner_path
+from shoal.models.convert.contract.json_file import JsonFile, read_json, read_object
+from shoal.models.convert.contract.types import Activation, Classifier, Encoder
+from shoal.specs import Activation as ScoreActivation
+from shoal.specs import ScoreSpec
+
+SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
+ARCHITECTURE = "ForSequenceClassification"
+ACTIVATIONS: dict[str, ScoreActivation] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.Softmax": "softmax",
+    "torch.nn.Identity": "identity",
+}
+_PROBLEMS: dict[str, ScoreActivation] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "identity",
+}
+_MOST_LABELS = 100_000
+
+
+class _Head(NamedTuple):
+    dense: str
+    activation: Activation
+    out: str
+
+
+_PROJECTED = _Head("classifier.dense", "tanh", "classifier.out_proj")
+_HEADS = {
+    "bert": _Head("bert.pooler.dense", "tanh", "classifier"),
+    "roberta": _PROJECTED,
+    "xlm-roberta": _PROJECTED,
+    "camembert": _PROJECTED,
+    "mpnet": _PROJECTED,
+    "distilbert": _Head("pre_classifier", "relu", "classifier"),
+    "electra": _PROJECTED._replace(activation="gelu"),
+}
+"""By model_type: how transformers' class for it names and shapes its head."""
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether sentence-transformers saved the folder as a cross-encoder (since its version 5.4; older ones look like
+    a classifier of transformers with a key more)."""
+    config = read_object(folder, SENTENCE_TRANSFORMERS)
+    return config is not None and config.data.get("model_type") == "CrossEncoder"
+
+
+def cross_encoder_path(folder: Path) -> str:
+    """The folder of a saved cross-encoder's transformer. Raises ModelFileError where more than that scores."""
+    listed = read_json(folder, MODULES)
+    if listed is None:
+        return ""
+    modules = listed if isinstance(listed, list) else []
+    for index, module in enumerate(modules):
+        kind = module.get("type") if isinstance(module, dict) else None
+        if index or not isinstance(kind, str) or not _is_transformer(kind):
+            raise ModelFileError(
+                f"{kind!r} is not supported in a cross-encoder, which is one Transformer alone",
+                file=MODULES,
+                key=f"[{index}].type",
+            )
+    path = modules[0].get("path", "") if modules else None
+    if not isinstance(path, str):
+        raise ModelFileError("must list one Transformer with its path", file=MODULES)
+    return inner_path(path, 0)
+
+
+def _is_transformer(kind: str) -> bool:
+    return kind.startswith("sentence_transformers.") and kind.endswith(".Transformer")
+
+
+def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, prefix: str) -> Classifier | None:
+    """The head that the files describe; None for a model that is neither classifier nor cross-encoder.
+
+    `config` is config.json, `prefix` the path before the names of the files beside it. Raises ModelFileError naming
+    the key for labels and activations that cannot be served.
+    """
+    saved = read_object(folder, SENTENCE_TRANSFORMERS) if is_cross_encoder(folder) else None
+    architectures = config.texts("architectures") or [""]
+    scores = architectures[0].endswith(ARCHITECTURE)
+    if saved is None and not scores:
+        return None
+    if not scores:
+        raise config.refuse("architectures", f"{architectures[0]!r} is no ...{ARCHITECTURE}, so it has no scores")
+    labels = read_labels(config)
+    spec = ScoreSpec(
+        labels=labels,
+        activation=read_activation(config, saved, len(labels)),
+        pairs=saved is not None or _is_old_cross_encoder(config) or len(labels) == 1,
+    )
+    if encoder is None:
+        return Classifier(spec=spec)
+    head = _HEADS[config.text("model_type")]
+    segments = encoder.family == "bert" and encoder.token_types > 1 and tells_segments(folder, prefix)
+    return Classifier(spec=spec, dense=head.dense, out=head.out, activation=head.activation, segments=segments)
+
+
+def read_labels(config: JsonFile) -> tuple[str, ...]:
+    """`id2label` in the order of its numbers; without it LABEL_0, LABEL_1 and so on, `num_labels` of them, or 2 as in
+    transformers. Raises ModelFileError for more than can be served, and for labels that are no names or not unique.
+    """
+    if "id2label" not in config:
+        count = config.integer("num_labels", 2, least=1)
+        if count > _MOST_LABELS:
+            raise config.refuse("num_labels", f"must be at most {_MOST_LABELS}, not {count}")
+        return tuple(f"LABEL_{index}" for index in range(count))
+    labels = config.object("id2label")
+    if len(labels) > _MOST_LABELS:
+        raise config.refuse("id2label", f"must name at most {_MOST_LABELS} labels, not {len(labels)}")
+    wanted = [str(index) for index in range(len(labels))]
+    if not labels or any(index not in labels for index in wanted):
+        raise config.refuse("id2label", "must name the labels 0, 1, 2, ... without a gap")
+    for name in map(labels.get, wanted):
+        if isinstance(name, bool) or not isinstance(name, str | int | float):
+            raise config.refuse("id2label", f"must name labels by strings, not {name!r}")
+    names = tuple(str(labels[index]) for index in wanted)
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise config.refuse("id2label", f"names the label {twice!r} twice: nobody could tell their scores apart")
+    return names
+
+
+def read_activation(config: JsonFile, saved: JsonFile | None, labels: int) -> ScoreActivation:
+    """What turns logits into scores, where raw ones were not asked for.
+
+    1. An activation that sentence-transformers wrote down, by a name that starts with `torch.` (others are code of
+       the model's own, which that library ignores too): `activation_fn` of config_sentence_transformers.json
+       (`saved`), of config.json's `sentence_transformers`, or the older `sbert_ce_default_activation_function`.
+    2. One label: sigmoid. So say sentence-transformers and Text Embeddings Inference, whatever the problem_type is,
+       and a sigmoid changes no order.
+    3. A cross-encoder of sentence-transformers with several labels: identity, that library's rule.
+    4. A classifier of transformers with several labels: by its problem_type, as that library's pipeline for text
+       classification does: softmax, also where none is given; sigmoid for multi_label_classification; identity for
+       regression.
+    """
+    named = _named(config, saved)
+    if named is not None:
+        return named
+    if labels == 1:
+        return "sigmoid"
+    if saved is not None or _is_old_cross_encoder(config):
+        return "identity"
+    problem = config.text("problem_type", "single_label_classification")
+    if problem not in _PROBLEMS:
+        raise config.refuse("problem_type", f"unknown {problem!r}; Shoal knows {', '.join(_PROBLEMS)}")
+    return _PROBLEMS[problem]
+
+
+def _named(config: JsonFile, saved: JsonFile | None) -> ScoreActivation | None:
+    own = JsonFile(f"{config.name}: sentence_transformers", config.object("sentence_transformers"))
+    places = [(own, "activation_fn"), (config, "sbert_ce_default_activation_function")]
+    if saved is not None:
+        places.insert(0, (saved, "activation_fn"))
+    for file, key in places:
+        if key not in file:
+            continue
+        name = file.text(key)
+        if not name.startswith("torch."):
+            return None
+        if name not in ACTIVATIONS:
+            known = ", ".join(sorted({path.rpartition(".")[2] for path in ACTIVATIONS}))
+            raise file.refuse(key, f"unknown activation {name!r}; Shoal knows torch's {known}")
+        return ACTIVATIONS[name]
+    return None
+
+
+def _is_old_cross_encoder(config: JsonFile) -> bool:
+    """Before they had a file of their own, cross-encoders left a key in config.json, maybe null."""
+    return bool({"sentence_transformers", "sbert_ce_default_activation_function"} & set(config.data))
+
+
+def tells_segments(folder: Path, prefix: str) -> bool:
+    """Whether the tokenizer gives token_type_ids to the model, as transformers' BERT and DeBERTa tokenizers do unless
+    told not to, and those of the RoBERTa kind, and of no kind since its version 5, do not."""
+    config = read_object(folder, f"{prefix}tokenizer_config.json")
+    if config is None:
+        return True
+    if "model_input_names" in config:
+        return "token_type_ids" in config.texts("model_input_names")
+    return not any(kind in config.text("tokenizer_class", "") for kind in ("Roberta", "TokenizersBackend"))

@@ -1,0 +1,111 @@
+"""The entries of modules.json: which module each is, and the folder that it keeps its files in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.json_file import JsonFile, read_json, read_object
+from shoal.models.manifest import is_inside
+
+MODULES = "modules.json"
+KNOWN = (
+    "Transformer",
+    "Pooling",
+    "Dense",
+    "LayerNorm",
+    "Normalize",
+    "Dropout",
+    "StaticEmbedding",
+    "MLMTransformer",
+    "SpladePooling",
+    "MultiVectorMask",
+)
+_MOST_BYTES = 200
+"""Of a module's path: file systems take 255 bytes for a name."""
+
+_ROUTES = (
+    "sends queries and documents through different models: save the modules of each route as a model of its own, and "
+    "serve the two under two names"
+)
+_REFUSED = {
+    "Router": _ROUTES,
+    "Asym": _ROUTES,
+    "WeightedLayerPooling": "reads every layer of the encoder, and only the last one's vectors are there to be pooled",
+    "SparseStaticEmbedding": "weighs a query's tokens by a table of its own, which is not supported; serve the model "
+    "that its documents are read with",
+    "SparseAutoEncoder": "makes dense vectors sparse, which is not supported; serve the model without it",
+}
+"""Modules of sentence-transformers that are known and not served, with what can be done."""
+
+
+class Entry(NamedTuple):
+    """`kind`: the class without its package, which may be PyLate's (`pylate`). `where`: its place, for errors."""
+
+    kind: str
+    path: str
+    where: str
+    pylate: bool = False
+
+
+def read_entries(folder: Path) -> tuple[Entry, ...] | None:
+    """What modules.json lists, None when there is no such file. Raises ModelFileError for anything not known."""
+    listed = read_json(folder, MODULES)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not listed:
+        raise ModelFileError("must hold a list of modules", file=MODULES)
+    return tuple(_entry(index, item) for index, item in enumerate(listed))
+
+
+def encoder_path(entries: tuple[Entry, ...] | None) -> str:
+    """The folder of the encoder, which must come first; the model's own where no modules are listed."""
+    if entries is None:
+        return ""
+    if entries[0].kind not in ("Transformer", "MLMTransformer"):
+        raise ModelFileError(
+            f"the first module must be a Transformer, not {entries[0].kind}", file=MODULES, key=entries[0].where
+        )
+    return entries[0].path
+
+
+def module_config(folder: Path, entry: Entry) -> JsonFile:
+    """The config.json of a module that cannot do without one."""
+    name = f"{entry.path}/config.json" if entry.path else "config.json"
+    config = read_object(folder, name)
+    if config is None:
+        raise ModelFileError(f"is missing, but {MODULES} names this {entry.kind}; fetch the model again", file=name)
+    return config
+
+
+def _entry(index: int, item: Any) -> Entry:
+    where = f"[{index}].type"
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str) or not isinstance(item.get("path"), str):
+        raise ModelFileError("every module needs a type and a path", file=MODULES, key=f"[{index}]")
+    package, _, kind = item["type"].rpartition(".")
+    library = package.split(".")[0]
+    if library != "sentence_transformers" and (library, kind) != ("pylate", "Dense"):
+        raise ModelFileError(f"{item['type']!r} is code of its own, which Shoal never runs", file=MODULES, key=where)
+    if kind in _REFUSED:
+        raise ModelFileError(f"{kind} {_REFUSED[kind]}", file=MODULES, key=where)
+    if kind not in KNOWN:
+        known = ", ".join(KNOWN)
+        raise ModelFileError(f"unknown module {item['type']!r}; Shoal knows {known}", file=MODULES, key=where)
+    if item.get("kwargs"):
+        raise ModelFileError("arguments for a module are not supported", file=MODULES, key=f"[{index}].kwargs")
+    return Entry(kind, inner_path(item["path"], index), where, library == "pylate")
+
+
+def inner_path(path: str, index: int) -> str:
+    """A module's path as the start of its files' names, "" for the model's own folder. Raises ModelFileError for one
+    that leads out of it, or that no folder can have."""
+    inner = path.rstrip("/")
+    inner = "" if inner == "." else inner
+    if inner and not is_inside(inner):
+        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
+    if len(inner.encode(errors="surrogatepass")) > _MOST_BYTES:
+        raise ModelFileError(
+            f"is too long for the path of a folder: {len(inner)} characters", file=MODULES, key=f"[{index}].path"
+        )
+    return inner

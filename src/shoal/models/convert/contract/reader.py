@@ -1,0 +1,219 @@
+"""One reading of a model's folder into a Contract; sentence-transformers is the reference for every default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
+from shoal.models.convert.contract.encoder import read_encoder
+from shoal.models.convert.contract.entries import encoder_path, read_entries
+from shoal.models.convert.contract.heads import Heads, kind_of, longest, read_heads, with_markers
+from shoal.models.convert.contract.json_file import JsonFile, read_object
+from shoal.models.convert.contract.late import SETTINGS as LATE_SETTINGS
+from shoal.models.convert.contract.lengths import Length, shortest
+from shoal.models.convert.contract.modules import Modules, chained, read_modules, shortened
+from shoal.models.convert.contract.saved import Saved, read_saved
+from shoal.models.convert.contract.static import read_static
+from shoal.models.convert.contract.types import Contract, Encoder, Pooling
+
+SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""In the order in which sentence-transformers looks for them; the first one that is there counts."""
+
+GRAPHS = ("onnx/model.onnx", "model.onnx")
+_TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+_SENTENCE_KEYS = {
+    "transformer_task": "feature-extraction",
+    "modality_config": _TEXT_MODALITY,
+    "module_output_name": "token_embeddings",
+    "processing_kwargs": {},
+    "query_length": None,
+    "document_length": None,
+    "query_expansion": None,
+}
+"""Keys of sentence_bert_config.json with the only value that Shoal serves."""
+
+_SCORING_KEYS = _SENTENCE_KEYS | {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
+"""The same for a cross-encoder."""
+
+_SERVED = {
+    "dense": _SENTENCE_KEYS,
+    "scores": _SCORING_KEYS,
+    "sparse": _SENTENCE_KEYS
+    | {
+        "transformer_task": "fill-mask",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    },
+    "late": {key: value for key, value in _SENTENCE_KEYS.items() if key not in LATE_SETTINGS},
+}
+"""By the kind of model."""
+
+_WITHOUT_EFFECT = frozenset(
+    {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "use_fast", "trust_remote_code", "use_cache"}
+)
+"""Loading arguments that choose speed or precision, never other vectors."""
+
+_ENDLESS = 10**9
+"""transformers writes 1e30 for "no limit"; no tokenizer states a true limit near this."""
+
+_POSITIONS = "max_position_embeddings"
+_UNSAID = Length(0, "", "")
+
+
+def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = False) -> Contract:
+    """Read and check every file that decides on the vectors.
+
+    Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory. An
+    unknown architecture is accepted only when the folder ships an ONNX graph, or with `foreign`, of one that others
+    will run or export (`encoder` is then None).
+    Of a model that runs `elsewhere` any architecture is, and what no file says is left open: config.json may be
+    missing, `dimension` and `max_tokens` are 0 then.
+    """
+    crossing = not elsewhere and is_cross_encoder(folder)
+    entries = None if crossing else read_entries(folder)
+    if not elsewhere and not crossing and (static := read_static(folder, entries)) is not None:
+        return static
+    path = cross_encoder_path(folder) if crossing else encoder_path(entries)
+    prefix = f"{path}/" if path else ""
+    config = _config(folder, prefix, elsewhere)
+    encoder = _encoder(folder, config, path, elsewhere or foreign)
+    classifier = None if entries or elsewhere else read_classifier(folder, config, encoder, prefix)
+    kind = "dense" if elsewhere or crossing or classifier else kind_of(folder, entries, config)
+    modules = read_modules(folder, entries) if entries and kind == "dense" else None
+    sentence = _sentence_config(folder, prefix, "scores" if classifier else kind) if entries or crossing else None
+    width = 0 if classifier else _width(modules, encoder, config, elsewhere)
+    heads = Heads()
+    if not classifier and not elsewhere:
+        heads = read_heads(folder, kind, entries, config=config, sentence=sentence, width=width)
+    saved = Saved()
+    if crossing or entries or kind != "dense":
+        saved = read_saved(folder, "scores" if crossing else kind)
+    pooling = modules.pooling if modules else Pooling()
+    after = shortened(modules.after if modules else (), None if elsewhere else saved.dimensions)
+    limits = longest(heads.late, _stated_lengths(folder, prefix, sentence)) + _positions(encoder, config)
+    length = _max_tokens(limits, config, elsewhere)
+    return Contract(
+        encoder_path=path,
+        encoder=encoder,
+        pooling=pooling,
+        modules=after,
+        dimension=chained(width * len(pooling.modes), after) if kind == "dense" else 0,
+        max_tokens=length.tokens,
+        max_tokens_at=(length.file, length.key),
+        pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
+        vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
+        lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
+        prompts=with_markers(saved.prompts, heads.prompts),
+        default_prompt_name=saved.default_prompt_name,
+        similarity=saved.similarity,
+        classifier=classifier,
+        splade=heads.splade,
+        token_weights=heads.token_weights,
+        late=heads.late,
+    )
+
+
+def shipped_graph(folder: Path, encoder_path: str = "") -> str | None:
+    """The path of the ONNX graph that comes with the model, None when it has none."""
+    for base in dict.fromkeys((encoder_path, "")):
+        for name in GRAPHS:
+            path = f"{base}/{name}" if base else name
+            if (folder / path).is_file():
+                return path
+    return None
+
+
+def _config(folder: Path, prefix: str, elsewhere: bool) -> JsonFile:
+    name = f"{prefix}config.json"
+    config = read_object(folder, name)
+    if config is None and not elsewhere:
+        raise ModelFileError("is missing; this is no transformers model, or it is incomplete", file=name)
+    return config or JsonFile(name, {})
+
+
+def _encoder(folder: Path, config: JsonFile, path: str, foreign: bool) -> Encoder | None:
+    try:
+        return read_encoder(config)
+    except ModelFileError:
+        if not foreign and shipped_graph(folder, path) is None:
+            raise
+        return None
+
+
+def _width(modules: Modules | None, encoder: Encoder | None, config: JsonFile, elsewhere: bool) -> int:
+    if modules is None or modules.width is None:
+        if elsewhere and "hidden_size" not in config:
+            return encoder.hidden if encoder else 0
+        return encoder.hidden if encoder else config.integer("hidden_size", least=1)
+    if encoder is not None and modules.width != encoder.hidden:
+        file, _, key = modules.pooling_file.partition(": ")
+        raise ModelFileError(f"{modules.width} is not the encoder's {encoder.hidden}", file=file, key=key)
+    return modules.width
+
+
+def _sentence_config(folder: Path, prefix: str, kind: str) -> JsonFile | None:
+    config = next((found for name in SENTENCE_CONFIGS if (found := read_object(folder, prefix + name))), None)
+    if config is None:
+        return None
+    served = _SERVED[kind]
+    for key, value in config.data.items():
+        if key in served and value is not None and value != served[key]:
+            raise config.refuse(key, f"{value!r} is not supported")
+    config.only(
+        frozenset(_SENTENCE_KEYS)
+        | {"max_seq_length", "do_lower_case", "unpad_inputs", "tokenizer_name_or_path"}
+        | {"model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"}
+    )
+    if "tokenizer_name_or_path" in config:
+        raise config.refuse("tokenizer_name_or_path", "a tokenizer from another model is not supported")
+    for group in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
+        _without_effect(config, group, _WITHOUT_EFFECT)
+    for group in ("tokenizer_args", "processor_kwargs"):
+        _without_effect(config, group, _WITHOUT_EFFECT | {"model_max_length"})
+    return config
+
+
+def _without_effect(config: JsonFile, group: str, known: frozenset[str]) -> None:
+    for key in config.object(group):
+        if key not in known:
+            raise config.refuse(f"{group}.{key}", "is not supported; it may change the vectors")
+
+
+def _max_tokens(limits: list[Length], config: JsonFile, elsewhere: bool) -> Length:
+    if not limits and not elsewhere:
+        raise config.refuse(_POSITIONS, "neither this nor a max_seq_length says how long inputs may be")
+    return shortest(limits) if limits else _UNSAID
+
+
+def _positions(encoder: Encoder | None, config: JsonFile) -> list[Length]:
+    """The room in the position table, where that is known."""
+    if encoder is not None:
+        return [Length(encoder.usable_positions, config.name, _POSITIONS)]
+    return [_stated(config, _POSITIONS)] if _POSITIONS in config else []
+
+
+def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[Length]:
+    if sentence is not None:
+        arguments = sentence.object("tokenizer_args") or sentence.object("processor_kwargs")
+        if "model_max_length" in arguments:
+            return [_stated(JsonFile(sentence.name, arguments), "model_max_length")]
+        if "max_seq_length" in sentence:
+            return [_stated(sentence, "max_seq_length")]
+    tokenizer = read_object(folder, f"{prefix}tokenizer_config.json")
+    if tokenizer is None or "model_max_length" not in tokenizer:
+        return []
+    stated = tokenizer.number("model_max_length")  # written as a float where it is 1e30
+    if stated < 1:
+        raise tokenizer.refuse("model_max_length", f"must be at least 1 token, not {stated}")
+    return [Length(int(stated), tokenizer.name, "model_max_length")] if stated < _ENDLESS else []
+
+
+def _stated(config: JsonFile, key: str) -> Length:
+    return Length(config.integer(key, least=1), config.name, key)

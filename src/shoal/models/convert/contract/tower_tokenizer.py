@@ -1,0 +1,234 @@
+"""The tokenizer of a model of two towers: where texts end, what fills them, and what is done to them first.
+
+SigLIP attends to its padding, so that a wrong pad token gives wrong vectors: it is read as transformers does, from
+tokenizer_config.json, and never from config.json, whose pad_token_id is another family's default. open_clip says how
+texts are cleaned and how long they may be in its own settings, and fills them on the right whatever the tokenizer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.json_file import JsonFile, is_there, read_object
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Clean: TypeAlias = Literal["lower", "whitespace", "canonicalize"]
+"""open_clip's names for what is done to a text."""
+
+CLEANS: tuple[Clean, ...] = get_args(Clean)
+FILE = "tokenizer.json"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+SETTINGS = "tokenizer_config.json"
+_SPECIAL = "special_tokens_map.json"
+_CANONICAL = "SiglipTokenizer"
+_GEMMA = ("GemmaTokenizer", "Siglip2Tokenizer")
+_T5 = "T5Tokenizer"
+"""open_clip's class for the sentencepiece models of the first SigLIP."""
+
+_PADS = {_CANONICAL: "</s>", _T5: "<pad>"} | dict.fromkeys(_GEMMA, "<pad>")
+_ENDS = {_CANONICAL: "</s>", _T5: "</s>"} | dict.fromkeys(_GEMMA, "<eos>")
+_START, _END = "<|startoftext|>", "<|endoftext|>"
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+"""What CLIP's tokenizer takes for words (github.com/openai/CLIP, simple_tokenizer.py)."""
+_ENDLESS = 10**9
+_PROBE = "A,  b"
+
+
+class TowerTokenizer(NamedTuple):
+    """`max_tokens` counts special tokens; `lower_case` and `cleaning` are those of a TextSpec. `pad_id` is 0 for CLIP,
+    where it is never seen."""
+
+    file: str
+    max_tokens: int
+    pad_id: int = 0
+    lower_case: bool = False
+    cleaning: Literal["", "canonical"] = ""
+
+
+def read_tower_tokenizer(
+    folder: Path,
+    *,
+    family: Literal["clip", "siglip"],
+    vocab_size: int,
+    positions: int,
+    eos_id: int | None,
+    path: str = "",
+    clean: Clean | None = None,
+) -> TowerTokenizer:
+    """What the tokenizer's files in `folder / path` say, for a tower of `positions`; `eos_id` is CLIP's (TextTower).
+    `clean`: what open_clip says, None for a model of transformers.
+
+    Raises ModelFileError, naming file and key, for what is missing, unknown or contradictory.
+    """
+    prefix = f"{path}/" if path else ""
+    settings = read_object(folder, prefix + SETTINGS) or JsonFile(prefix + SETTINGS, {})
+    if "auto_map" in settings:
+        raise settings.refuse("auto_map", "the tokenizer brings its own code, which Shoal never runs")
+    tokenizer = _open(folder, prefix, family)
+    most = _max_tokens(settings, positions) if clean is None else positions
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    if size > vocab_size:
+        raise ModelFileError(f"has {size} tokens, but the model {vocab_size}", file=prefix + FILE, key="model.vocab")
+    if tokenizer.num_special_tokens_to_add(False) >= most:
+        raise settings.refuse("model_max_length", f"{most} tokens leave no room for a text beside its special tokens")
+    cleaned = tokenizer.normalizer.normalize_str(_PROBE) if tokenizer.normalizer else _PROBE
+    cased, stops = cleaned != cleaned.lower(), "," in cleaned
+    if clean is not None:
+        cleaning: Literal["", "canonical"] = "canonical" if clean == "canonicalize" and stops else ""
+        lower = clean != "whitespace" and cased
+    if family == "clip":
+        _check_end(tokenizer, eos_id, prefix + FILE)
+        return TowerTokenizer(FILE, most) if clean is None else TowerTokenizer(FILE, most, 0, lower, cleaning)
+    kind = _kind(settings, tokenizer, known=_PADS.keys() - {_T5} if clean is None else _PADS.keys())
+    if clean is None:
+        _check_padding_side(settings, kind)
+        cleaning = "canonical" if kind == _CANONICAL and stops else ""
+        lower = settings.boolean("do_lower_case", True) and cased
+    pad = _token(folder, settings, "pad_token", _PADS[kind])
+    pad_id = tokenizer.token_to_id(pad)
+    if pad_id is None:
+        raise settings.refuse("pad_token", f"{pad!r} is no token of {FILE}; fetch the tokenizer's files again")
+    _check_frame(folder, settings, tokenizer, kind)
+    return TowerTokenizer(FILE, most, pad_id=pad_id, lower_case=lower, cleaning=cleaning)
+
+
+def write_tower_tokenizer(folder: Path, target: Path, *, family: Literal["clip", "siglip"], path: str = "") -> None:
+    """Write the tokenizer of `folder / path` to `target`: tokenizer.json as it is, or one made of CLIP's vocabulary and
+    merges. Raises ModelFileError where neither is there."""
+    prefix = f"{path}/" if path else ""
+    if is_there(folder, prefix + FILE):
+        target.write_bytes((folder / (prefix + FILE)).read_bytes())
+    else:
+        target.write_text(_open(folder, prefix, family).to_str(pretty=False), encoding="utf-8")
+
+
+def _open(folder: Path, prefix: str, family: Literal["clip", "siglip"]) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    name = prefix + FILE
+    if not is_there(folder, name):
+        if family == "clip" and all(is_there(folder, prefix + each) for each in (VOCABULARY, MERGES)):
+            return _build(folder, prefix)
+        raise ModelFileError(
+            f"is missing, and {VOCABULARY} and {MERGES} are not both there; use a revision that has them, or put those "
+            "of openai/clip-vit-base-patch32 into the folder: all models with CLIP's own vocabulary share them"
+            if family == "clip"
+            else "is missing, and a sentencepiece model or a vocabulary alone is not read; use a revision that has it, "
+            "or save the tokenizer with transformers' AutoTokenizer(..., use_fast=True).save_pretrained",
+            file=name,
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / name))
+    except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
+        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=name) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _build(folder: Path, prefix: str) -> Tokenizer:
+    """CLIP's tokenizer, as transformers makes it of the two files."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    name, merges = prefix + VOCABULARY, prefix + MERGES
+    settings = read_object(folder, prefix + SETTINGS) or JsonFile(prefix + SETTINGS, {})
+    start, end, unknown = (
+        _token(folder, settings, key, default)
+        for key, default in (("bos_token", _START), ("eos_token", _END), ("unk_token", _END))
+    )
+    try:
+        model = models.BPE.from_file(
+            str(folder / name), str(folder / merges), unk_token=unknown, end_of_word_suffix="</w>"
+        )
+    except Exception as error:  # bare Exception, for whatever is wrong in either file
+        raise ModelFileError(f"and {merges} are no vocabulary ({error}); fetch the model again", file=name) from None
+    tokenizer = Tokenizer(model)
+    ids = {token: found for token in (start, end) if (found := tokenizer.token_to_id(token)) is not None}
+    if len(ids) < len({start, end}):
+        raise ModelFileError(f"does not hold the tokens {start!r} and {end!r}; fetch the model again", file=name)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ids])
+    tokenizer.post_processor = processors.RobertaProcessing(
+        (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
+    )
+    return tokenizer
+
+
+def _max_tokens(settings: JsonFile, positions: int) -> int:
+    if "model_max_length" not in settings:
+        return positions
+    stated = settings.number("model_max_length")  # written as a float where it is 1e30
+    if stated < 1:
+        raise settings.refuse("model_max_length", f"must be at least 1 token, not {stated}")
+    return min(int(stated), positions) if stated < _ENDLESS else positions
+
+
+def _kind(settings: JsonFile, tokenizer: Tokenizer, known: Collection[str]) -> str:
+    """The class that is taken: SigLIP's own or Gemma's, which SigLIP 2 has."""
+    if "tokenizer_class" not in settings:
+        return _CANONICAL
+    kind = settings.text("tokenizer_class").removesuffix("Fast")
+    if kind in ("PreTrainedTokenizer", "TokenizersBackend"):
+        return _CANONICAL if tokenizer.token_to_id(_PADS[_GEMMA[0]]) is None else _GEMMA[0]
+    if kind not in known:
+        raise settings.refuse("tokenizer_class", f"{kind!r} is not read here; Shoal knows {', '.join(sorted(known))}")
+    return kind
+
+
+def _check_padding_side(settings: JsonFile, kind: str) -> None:
+    """Gemma's tokenizer fills a text on the left where nothing else is stated; SigLIP 2 was trained on the other."""
+    if settings.text("padding_side", "left" if kind in _GEMMA else "right") != "right":
+        raise settings.refuse(
+            "padding_side",
+            "texts are filled on the right here, and these files fill them on the left; if the model was trained on "
+            'the right, as SigLIP 2 was, state "padding_side": "right"',
+        )
+
+
+def _check_frame(folder: Path, settings: JsonFile, tokenizer: Tokenizer, kind: str) -> None:
+    """`add_bos_token` and `add_eos_token` against what tokenizer.json does: in transformers the first two win."""
+    ids = tokenizer.encode("").ids
+    for key, name, default, found in (
+        ("add_bos_token", "bos_token", "<bos>", ids[:1]),
+        ("add_eos_token", "eos_token", _ENDS[kind], ids[-1:]),
+    ):
+        if key not in settings:
+            continue
+        token = tokenizer.token_to_id(_token(folder, settings, name, default))
+        if settings.boolean(key) != (found == [token]):
+            raise settings.refuse(key, f"{FILE} does otherwise; save the tokenizer again with transformers")
+
+
+def _check_end(tokenizer: Tokenizer, eos_id: int | None, file: str) -> None:
+    """CLIP's vectors are read at the end of the text, so every text must have one."""
+    ids = tokenizer.encode("").ids
+    end = max(ids, default=None) if eos_id is None else eos_id
+    if not ids or ids[-1] != end or ids.index(ids[-1]) != len(ids) - 1:
+        raise ModelFileError(
+            f"a text does not end in the token {end}, at which the model reads it; save the tokenizer again with "
+            "transformers, or correct the end's id in the model's settings",
+            file=file,
+            key="post_processor",
+        )
+
+
+def _token(folder: Path, settings: JsonFile, key: str, default: str) -> str:
+    """A special token, as text or as the object that transformers may write in its place."""
+    for config in (settings, read_object(folder, settings.name.replace(SETTINGS, _SPECIAL))):
+        if config is not None and key in config:
+            stated = config.data[key]
+            return JsonFile(config.name, stated if isinstance(stated, dict) else {"content": stated}).text("content")
+    return default

@@ -1,0 +1,383 @@
+"""Models of two towers, CLIP and SigLIP: one reading of the files that say what they are and how texts and pictures are
+prepared. Here it is transformers' files, and transformers is the reference for every default; `open_clip` reads the
+other layout. A folder that holds both is transformers' where its weights are there.
+
+The files lie in the model's folder, or in that of sentence-transformers' only module (CLIPModel).
+
+SigLIP 2 of a fixed resolution is a "siglip" by its config.json, with another tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.encoder import read_activation
+from shoal.models.convert.contract.entries import MODULES, inner_path
+from shoal.models.convert.contract.image_processor import FILE, UNIFIED, read_image_spec
+from shoal.models.convert.contract.json_file import JsonFile, is_there, read_json, read_object
+from shoal.models.convert.contract.tower_tokenizer import TowerTokenizer, read_tower_tokenizer
+from shoal.models.convert.contract.types import Activation
+from shoal.models.sources.select import OPEN_CLIP, OPEN_CLIP_WEIGHTS
+from shoal.specs import ContrastSpec, ImageSpec, TextSpec
+
+CONFIG = "config.json"
+TEXT_EMBEDS = "text_embeds"
+IMAGE_EMBEDS = "image_embeds"
+PIXELS = "pixel_values"
+
+TowerFamily: TypeAlias = Literal["clip", "siglip"]
+Layout: TypeAlias = Literal["transformers", "open_clip"]
+"""Whose names weights and settings have."""
+
+_LEGACY_EOS = 2
+"""CLIP's configurations before transformers 4.31 state it wrongly; such models are pooled at the highest id."""
+
+_TEXT = "text_config"
+_VISION = "vision_config"
+_SIZES = {"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
+    "clip": {
+        _TEXT: {
+            "vocab_size": 49408,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 77,
+            "hidden_act": "quick_gelu",
+            "layer_norm_eps": 1e-5,
+            "eos_token_id": 49407,
+        },
+        _VISION: _SIZES
+        | {
+            "hidden_size": 768,
+            "num_channels": 3,
+            "image_size": 224,
+            "patch_size": 32,
+            "hidden_act": "quick_gelu",
+            "layer_norm_eps": 1e-5,
+        },
+    },
+    "siglip": {
+        _TEXT: _SIZES
+        | {
+            "vocab_size": 32000,
+            "hidden_size": 768,
+            "max_position_embeddings": 64,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-6,
+        },
+        _VISION: _SIZES
+        | {
+            "hidden_size": 768,
+            "num_channels": 3,
+            "image_size": 224,
+            "patch_size": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-6,
+            "vision_use_head": True,
+        },
+    },
+}
+"""What transformers 5 takes where a configuration is silent; files that older versions saved leave defaults out."""
+
+_MODULE = "CLIPModel"
+_NEWER = "Transformer"
+"""What sentence-transformers called the module of two towers, and what it calls it now."""
+
+_ARCHITECTURES = {"clip": ("CLIPModel",), "siglip": ("SiglipModel",)}
+_INSTEAD = {
+    "siglip2": "reads pictures of any shape (NaFlex); use a SigLIP 2 of a fixed resolution, such as "
+    "google/siglip2-base-patch16-224, whose model_type is 'siglip'",
+    "clip_text_model": "is the text tower alone; use the repository of the whole model",
+    "clip_vision_model": "is the image tower alone; use the repository of the whole model",
+    "siglip_text_model": "is the text tower alone; use the repository of the whole model",
+    "siglip_vision_model": "is the image tower alone; use the repository of the whole model",
+}
+
+
+class TextTower(msgspec.Struct, frozen=True, kw_only=True):
+    """A text tower's numbers. `eos_id`: a text's vector is taken at the first token of this id; None: at the first of
+    the highest id there is (CLIP's older configurations). SigLIP takes the last position and needs none."""
+
+    vocab_size: int
+    max_positions: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    norm_eps: float
+    activation: Activation
+    eos_id: int | None = None
+
+
+class ImageTower(msgspec.Struct, frozen=True, kw_only=True):
+    """An image tower's numbers. A picture of `size` pixels a side is cut into squares of `patch`; what is left over at
+    its right and lower edge is not seen."""
+
+    size: int
+    patch: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    norm_eps: float
+    activation: Activation
+
+    @property
+    def patches(self) -> int:
+        side = self.size // self.patch
+        return side * side
+
+
+class Towers(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the files of such a model promise. `dimension`: of the vectors of both towers. `text_spec` and
+    `image_spec` are those of the two graphs, which give vectors of any length. `path`: where in the model's folder its
+    files lie ("": at its top)."""
+
+    family: TowerFamily
+    text: TextTower
+    image: ImageTower
+    dimension: int
+    text_spec: TextSpec
+    image_spec: ImageSpec
+    layout: Layout = "transformers"
+    path: str = ""
+
+
+def has_towers(folder: Path) -> bool:
+    """Whether the folder is of a model of two towers, one that can be read here or not. Raises ModelFileError for a
+    file that is not JSON."""
+    modules = _modules(folder)
+    path = _path(modules)
+    if modules and modules[0]["type"].split(".")[-1] == _MODULE:
+        return True
+    return is_there(folder, _prefix(path) + OPEN_CLIP) or _is_of_transformers(
+        read_object(folder, _prefix(path) + CONFIG)
+    )
+
+
+def read_towers(folder: Path) -> Towers:
+    """Read and check every file that decides on the vectors but the weights.
+
+    Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory.
+    """
+    modules = _modules(folder)
+    if len(modules) > 1:
+        raise ModelFileError(
+            f"a {modules[1]['type']} after the two towers is not supported; serve the model without it",
+            file=MODULES,
+            key="[1].type",
+        )
+    path = _path(modules)
+    config = read_object(folder, _prefix(path) + CONFIG)
+    if _layout(folder, path, config) == "open_clip":
+        from shoal.models.convert.contract.open_clip import read_open_clip  # which fills the structs of this module
+
+        return read_open_clip(folder, path)
+    if config is None:
+        raise ModelFileError(
+            "is missing; this is no transformers model, or it is incomplete", file=_prefix(path) + CONFIG
+        )
+    family = _family(config)
+    text_config, image_config = _section(config, family, _TEXT), _section(config, family, _VISION)
+    text, image = _text_tower(family, text_config), _image_tower(family, image_config)
+    dimension = _dimension(family, config, text_config, text, image)
+    tokenizer = read_tower_tokenizer(
+        folder,
+        family=family,
+        vocab_size=text.vocab_size,
+        positions=text.max_positions,
+        eos_id=text.eos_id,
+        path=path,
+    )
+    return Towers(
+        family=family,
+        text=text,
+        image=image,
+        dimension=dimension,
+        text_spec=text_spec(tokenizer, family, text, dimension),
+        image_spec=read_image_spec(folder, family=family, size=image.size, dimension=dimension, path=path),
+        path=path,
+    )
+
+
+def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
+    """How the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, and so
+    does whatever open_clip trained as it. Raises ModelFileError for weights that are missing or cannot be read."""
+    from shoal.models.convert.graphs.tower_weights import open_tower_weights
+
+    weights = open_tower_weights(folder, towers)
+    try:
+        scale = math.exp(weights.number("logit_scale"))
+    except OverflowError:
+        scale = math.inf
+    biased = towers.family == "siglip" or (towers.layout == "open_clip" and "logit_bias" in weights)
+    bias = weights.number("logit_bias") if biased else 0.0
+    if not math.isfinite(scale) or not math.isfinite(bias):
+        raise ModelFileError("is out of all proportion; fetch the model again", file=weights.where, key="logit_scale")
+    return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if biased else "softmax")
+
+
+def _modules(folder: Path) -> list[dict[str, str]]:
+    """What modules.json lists, where it is a list of modules that can start with two towers; else nothing, and what is
+    wrong with it is another reader's to say."""
+    listed = read_json(folder, MODULES)
+    if not isinstance(listed, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path"), str)
+        for each in listed
+    ):
+        return []
+    types = [each["type"].split(".") for each in listed]
+    known = types and types[0][0] == "sentence_transformers" and types[0][-1] in (_MODULE, _NEWER)
+    return listed if known else []
+
+
+def _path(modules: list[dict[str, str]]) -> str:
+    return inner_path(modules[0]["path"], 0) if modules else ""
+
+
+def _prefix(path: str) -> str:
+    return f"{path}/" if path else ""
+
+
+def _is_of_transformers(config: JsonFile | None) -> bool:
+    if config is None:
+        return False
+    return config.data.get("model_type") in {*_DEFAULTS, *_INSTEAD} or {_TEXT, _VISION} <= config.data.keys()
+
+
+def _layout(folder: Path, path: str, config: JsonFile | None) -> Layout:
+    """Whose files are read, where a folder has both."""
+    from shoal.models.convert.graphs.weights import has_weights
+
+    if not is_there(folder, _prefix(path) + OPEN_CLIP):
+        return "transformers"
+    if config is None or config.data.get("model_type") not in _DEFAULTS:
+        return "open_clip"  # a config.json of timm's, of its image tower alone
+    whole = has_weights(folder, path) and any(is_there(folder, _prefix(path) + name) for name in (FILE, UNIFIED))
+    return "open_clip" if is_there(folder, _prefix(path) + OPEN_CLIP_WEIGHTS) and not whole else "transformers"
+
+
+def _family(config: JsonFile) -> TowerFamily:
+    model_type = config.text("model_type")
+    if model_type in _INSTEAD:
+        raise config.refuse("model_type", f"{model_type!r} {_INSTEAD[model_type]}")
+    if model_type not in ("clip", "siglip"):
+        raise config.refuse(
+            "model_type",
+            f"{model_type!r} has no image tower in Shoal, which builds {' and '.join(_DEFAULTS)}; use a repository of "
+            "one of these in transformers' format",
+        )
+    if "auto_map" in config:
+        raise config.refuse("auto_map", "the model brings its own code, which Shoal never runs")
+    if "quantization_config" in config:
+        raise config.refuse("quantization_config", "quantised weights cannot be read; use the unquantised model")
+    known = _ARCHITECTURES[model_type]
+    for architecture in config.texts("architectures"):
+        if architecture not in known:
+            raise config.refuse("architectures", f"{architecture!r} is not {known[0]}, the whole model of two towers")
+    return "clip" if model_type == "clip" else "siglip"
+
+
+def _section(config: JsonFile, family: TowerFamily, name: str) -> JsonFile:
+    """A tower's part of config.json, with the defaults; keys in errors are full paths.
+
+    CLIP's older files have the part twice: `text_config_dict` wins, with its defaults, as in transformers.
+    """
+    defaults, stated = _DEFAULTS[family][name], config.object(name)
+    old = config.object(f"{name}_dict") if family == "clip" else {}
+    merged = defaults | stated | (defaults | old if old else {})
+    return JsonFile(config.name, {f"{name}.{key}": value for key, value in merged.items()})
+
+
+def _text_tower(family: TowerFamily, section: JsonFile) -> TextTower:
+    hidden, heads = _width(section, _TEXT)
+    tower = TextTower(
+        vocab_size=section.integer(f"{_TEXT}.vocab_size", least=1),
+        max_positions=section.integer(f"{_TEXT}.max_position_embeddings", least=1),
+        hidden=hidden,
+        layers=section.integer(f"{_TEXT}.num_hidden_layers", least=1),
+        heads=heads,
+        intermediate=section.integer(f"{_TEXT}.intermediate_size", least=1),
+        norm_eps=section.number(f"{_TEXT}.layer_norm_eps"),
+        activation=read_activation(section, f"{_TEXT}.hidden_act"),
+        eos_id=_eos(section) if family == "clip" else None,
+    )
+    if tower.eos_id is not None and tower.eos_id >= tower.vocab_size:
+        key = f"{_TEXT}.eos_token_id"
+        raise section.refuse(key, f"{tower.eos_id} is outside the vocabulary of {tower.vocab_size}")
+    return tower
+
+
+def _eos(section: JsonFile) -> int | None:
+    eos = section.integer(f"{_TEXT}.eos_token_id")
+    return None if eos == _LEGACY_EOS else eos
+
+
+def _image_tower(family: TowerFamily, section: JsonFile) -> ImageTower:
+    hidden, heads = _width(section, _VISION)
+    tower = ImageTower(
+        size=section.integer(f"{_VISION}.image_size", least=1),
+        patch=section.integer(f"{_VISION}.patch_size", least=1),
+        hidden=hidden,
+        layers=section.integer(f"{_VISION}.num_hidden_layers", least=1),
+        heads=heads,
+        intermediate=section.integer(f"{_VISION}.intermediate_size", least=1),
+        norm_eps=section.number(f"{_VISION}.layer_norm_eps"),
+        activation=read_activation(section, f"{_VISION}.hidden_act"),
+    )
+    if section.integer(f"{_VISION}.num_channels") != 3:
+        raise section.refuse(f"{_VISION}.num_channels", "must be 3: pictures are read in RGB")
+    if tower.patch > tower.size:
+        key = f"{_VISION}.patch_size"
+        raise section.refuse(key, f"{tower.patch} is larger than the image_size, {tower.size}")
+    if family == "siglip" and not section.boolean(f"{_VISION}.vision_use_head"):
+        raise section.refuse(f"{_VISION}.vision_use_head", "must be true: without the head a picture has no vector")
+    return tower
+
+
+def _width(section: JsonFile, part: str) -> tuple[int, int]:
+    hidden = section.integer(f"{part}.hidden_size", least=1)
+    heads = section.integer(f"{part}.num_attention_heads", least=1)
+    if hidden % heads:
+        raise section.refuse(f"{part}.num_attention_heads", f"{heads} heads do not divide {hidden} dimensions")
+    return hidden, heads
+
+
+def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, text: TextTower, image: ImageTower) -> int:
+    if family == "clip":
+        return config.integer("projection_dim", 512, least=1)
+    key = f"{_TEXT}.projection_size"
+    dimension = text_config.integer(key, text.hidden, least=1)
+    if dimension != image.hidden:
+        raise config.refuse(key, f"{dimension} is not {image.hidden}, the size of the vectors of pictures")
+    return dimension
+
+
+def text_spec(tokenizer: TowerTokenizer, family: TowerFamily, text: TextTower, dimension: int) -> TextSpec:
+    """The TextSpec of a text tower and its tokenizer."""
+    pad_id = tokenizer.pad_id
+    if family == "clip":
+        # Behind the token that is pooled nothing is seen, so any padding will do that does not look like that token.
+        pad_id = 0 if text.eos_id != 0 else 1
+    return TextSpec(
+        tokenizer=tokenizer.file,
+        inputs=("input_ids",),
+        dimension=dimension,
+        max_tokens=tokenizer.max_tokens,
+        pad_id=pad_id,
+        vocab_size=text.vocab_size,
+        lower_case=tokenizer.lower_case,
+        pooling="eos" if family == "clip" else "last",
+        sentence_embedding=TEXT_EMBEDS,
+        pooled=TEXT_EMBEDS,
+        ends_normalized=False,
+        pad_to=tokenizer.max_tokens if family == "siglip" else 0,
+        cleaning=tokenizer.cleaning,
+    )

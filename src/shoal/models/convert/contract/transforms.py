@@ -1,0 +1,143 @@
+"""How open_clip and timm prepare pictures, as the two libraries state it once a model is loaded, into an ImageSpec.
+
+Both resize and crop with torchvision, on Pillow's pictures. What an ImageSpec cannot say is refused by name: pictures
+that are filled up with a border, resized by their longer side, or cropped after they were squashed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from shoal.models.convert.contract.image_processor import read_colours, read_spread
+from shoal.models.convert.contract.json_file import JsonFile
+from shoal.specs import ImageSpec, ScoreSpec
+
+_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+"""Pillow's numbers."""
+
+_OPEN_CLIP_FILTERS = {"bicubic": 3, "bilinear": 2, "random": 3}
+"""Those that open_clip takes; "random" is of training alone."""
+
+_COLOURS = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+}
+"""What open_clip takes in the place of nothing, which one 0 for all channels is to it."""
+
+LOGITS = "logits"
+
+
+def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) -> ImageSpec:
+    """Of `preprocess_cfg`, complete as open_clip hangs it onto a model's image tower. Raises ModelFileError for what
+    cannot be said, naming `file`."""
+    stated = dict(stated) | {key: stated.get(key) or value for key, value in _COLOURS.items()}
+    config = JsonFile(file, {f"preprocess_cfg.{key}": value for key, value in stated.items()})
+    size = _size(config, "preprocess_cfg.size")
+    resize = config.text("preprocess_cfg.resize_mode", "shortest")
+    if resize not in ("shortest", "squash"):
+        raise config.refuse(
+            "preprocess_cfg.resize_mode",
+            f"{resize!r} is not supported, since it fills pictures up; a model with shortest or squash is",
+        )
+    return _spec(
+        config,
+        "preprocess_cfg.",
+        size=size,
+        dimension=dimension,
+        resize="squash" if resize == "squash" else "shortest",
+        edge=size[0],
+        resample=_filter(config, "preprocess_cfg.interpolation", _OPEN_CLIP_FILTERS),
+    )
+
+
+def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[str, ...], file: str) -> ImageSpec:
+    """Of what timm's `resolve_data_config` answers for a model. With `labels` it is a classifier, whose dimension is 0.
+    Raises ModelFileError for what cannot be said, naming `file`."""
+    at = "pretrained_cfg."
+    config = JsonFile(file, {f"{at}{key}": value for key, value in stated.items()})
+    sizes = config.data.get(f"{at}input_size")
+    if not isinstance(sizes, list | tuple) or len(sizes) != 3 or sizes[0] != 3:
+        raise config.refuse(f"{at}input_size", f"must hold 3 channels, a height and a width, not {sizes!r}")
+    size = _size(JsonFile(file, {f"{at}input_size": list(sizes[1:])}), f"{at}input_size")
+    part = config.number(f"{at}crop_pct", 0.875)
+    mode = config.text(f"{at}crop_mode", "center")
+    if mode not in ("center", "squash"):
+        raise config.refuse(f"{at}crop_mode", f"{mode!r} is not supported, since it fills pictures up; center is")
+    scaled = tuple(math.floor(side / part) for side in size)
+    if mode == "squash" and scaled != size:
+        raise config.refuse(f"{at}crop_pct", f"{part} of a squashed picture is not supported; 1.0 is")
+    if min(scaled) < min(size):
+        raise config.refuse(f"{at}crop_pct", f"{part} is above 1: pictures would be filled up, which is not supported")
+    return _spec(
+        config,
+        at,
+        size=size,
+        dimension=dimension,
+        resize="squash" if mode == "squash" else "shortest",
+        edge=scaled[0],
+        resample=_filter(config, f"{at}interpolation", _FILTERS),
+        labels=labels,
+    )
+
+
+def _spec(  # noqa: PLR0913 - each is a field of the spec
+    config: JsonFile,
+    at: str,
+    *,
+    size: tuple[int, int],
+    dimension: int,
+    resize: Literal["shortest", "squash"],
+    edge: int,
+    resample: int,
+    labels: tuple[str, ...] = (),
+) -> ImageSpec:
+    if resize == "shortest" and size[0] != size[1]:
+        raise config.refuse(f"{at}size", f"{list(size)} is no square, which is only supported for squashed pictures")
+    colours = JsonFile(config.name, {key: _listed(value) for key, value in config.data.items()})
+    squash = resize == "squash"
+    return ImageSpec(
+        size=size,
+        dimension=0 if labels else dimension,
+        output=LOGITS if labels else "image_embeds",
+        resize=resize,
+        edge=0 if squash else edge,
+        resample=resample,
+        crop=None if squash else size,
+        centre="even",
+        mean=read_colours(colours, f"{at}mean"),
+        std=read_spread(colours, f"{at}std"),
+        score=_score(labels) if labels else None,
+    )
+
+
+def _score(labels: tuple[str, ...]) -> ScoreSpec:
+    activation: Literal["softmax", "sigmoid"] = "softmax" if len(labels) > 1 else "sigmoid"
+    return ScoreSpec(labels=labels, activation=activation, output=LOGITS, pairs=False)
+
+
+def _listed(value: Any) -> Any:
+    """One number for all channels, or a tuple, as a list of three."""
+    if isinstance(value, tuple | list):
+        return [*value] * (3 if len(value) == 1 else 1)
+    return [value] * 3 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _size(config: JsonFile, key: str) -> tuple[int, int]:
+    """(height, width), from one number or two."""
+    stated = config.data.get(key)
+    given = [stated, stated] if isinstance(stated, int) else stated
+    if isinstance(given, tuple | list) and len(given) == 1:
+        given = [*given, *given]
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise config.refuse(key, f"must be a height and a width, not {stated!r}")
+    height, width = (JsonFile(config.name, {key: side}).integer(key, least=1) for side in given)
+    return height, width
+
+
+def _filter(config: JsonFile, key: str, known: Mapping[str, int]) -> int:
+    name = config.text(key, "bicubic")
+    if name not in known:
+        raise config.refuse(key, f"{name!r} is none of {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,157 @@
+"""A model's folder, as its author published it, to the one that Shoal serves: model.onnx and tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
+from shoal.models.convert.contract import Contract, read_contract, shipped_graph
+from shoal.models.convert.contract.late import COLBERT_LINEAR
+from shoal.models.convert.contract.sparse import SPARSE_LINEAR
+from shoal.models.convert.contract.spec import text_spec
+from shoal.models.convert.graphs.head import POOLED, TOKENS
+from shoal.models.convert.graphs.shipped import take_shipped
+from shoal.models.convert.graphs.text import build_text_graph, can_build, graph_inputs
+from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
+from shoal.specs import TextSpec
+
+GRAPH = "model.onnx"
+Source: TypeAlias = Literal["shipped", "built"]
+Checked = TypeVar("Checked")
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+    """`graph` and the spec's tokenizer are paths in the target folder; `source` says where the graph came from, `text`
+    says it in words; `files` are all the files written."""
+
+    spec: TextSpec
+    contract: Contract
+    graph: str
+    source: Source
+    parameters: int
+    files: tuple[str, ...]
+    text: str
+
+
+def convert(
+    folder: Path,
+    target: Path,
+    *,
+    prefer: Source = "shipped",
+    progress: Callable[[str, float], None] | None = None,
+) -> Converted:
+    """Write what serving needs into the folder `target`, over what an earlier conversion left there.
+
+    A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. Static, SPLADE and
+    late-interaction models are built wherever that is possible: what is shipped for them ends in many ways. `progress`
+    hears (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
+    and MissingExtra without the onnx package.
+    """
+    require_onnx()
+    tell = progress or (lambda stage, fraction: None)
+    tell("read", 0.0)
+    contract = read_contract(folder)
+    shipped = _shipped(folder, contract)
+    write_tokenizer(folder, contract, target / TOKENIZER)
+    tell("read", 1.0)
+    if shipped is not None and (prefer == "shipped" or not can_build(folder, contract)):
+        converted = _take(folder, shipped, contract, target, tell)
+    else:
+        converted = _build(folder, contract, target, tell)
+    tell("convert", 1.0)
+    return converted
+
+
+def convert_checked(
+    folder: Path,
+    target: Path,
+    check: Callable[[Converted], Checked],
+    *,
+    progress: Callable[[str, float], None] | None = None,
+) -> tuple[Converted, Checked]:
+    """Convert, then let `check` verify: it answers its verdict or raises VerificationFailed.
+
+    A shipped graph that cannot be used or does not pass gives way to a built one where Shoal can build it.
+    """
+    try:
+        converted = convert(folder, target, progress=progress)
+        return converted, check(converted)
+    except (ModelFileError, VerificationFailed) as error:
+        contract = read_contract(folder)
+        if _shipped(folder, contract) is None or not can_build(folder, contract):
+            raise
+        reason = error.message
+    converted = convert(folder, target, prefer="built", progress=progress)
+    text = f"{converted.text}, because the model's own graph was refused ({reason})"
+    return msgspec.structs.replace(converted, text=text), check(converted)
+
+
+def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
+    built = build_text_graph(folder, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
+    return Converted(
+        spec=text_spec(
+            contract,
+            tokenizer=TOKENIZER,
+            inputs=graph_inputs(contract),
+            pooled=POOLED,
+            tokens=TOKENS if contract.dimension and contract.table is None else "",
+        ),
+        contract=contract,
+        graph=GRAPH,
+        source="built",
+        parameters=built.parameters,
+        files=(*built.files, TOKENIZER),
+        text=(
+            f"built from {contract.file('model.safetensors')}"
+            if contract.table
+            else f"built from {contract.file('config.json')} and safetensors" + _left_out(folder, contract)
+        ),
+    )
+
+
+def _take(
+    folder: Path, shipped: str, contract: Contract, target: Path, tell: Callable[[str, float], None]
+) -> Converted:
+    taken = take_shipped(folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
+    return Converted(
+        spec=text_spec(contract, tokenizer=TOKENIZER, inputs=taken.inputs, pooled=taken.pooled, tokens=taken.tokens),
+        contract=contract,
+        graph=GRAPH,
+        source="shipped",
+        parameters=taken.parameters,
+        files=(GRAPH, *taken.data, TOKENIZER),
+        text=f"the model's own {shipped} ({taken.kind})" + _left_out(folder, contract),
+    )
+
+
+def _shipped(folder: Path, contract: Contract) -> str | None:
+    """The graph that came with the model, None where one that is built is surer."""
+    vectors_of_text = contract.table is None and (contract.dimension or contract.classifier)
+    if not vectors_of_text and can_build(folder, contract):
+        return None
+    return shipped_graph(folder, contract.encoder_path)
+
+
+def _left_out(folder: Path, contract: Contract) -> str:
+    """Heads that lie in the folder as pickles alone, in words."""
+    given = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
+    pickles = [
+        pickle
+        for name, head in given.items()
+        if head is None and (folder / (pickle := contract.file(f"{Path(name).stem}.pt"))).is_file()
+    ]
+    if not pickles:
+        return ""
+    return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra reads those"
+
+
+def require_onnx() -> None:
+    """Raises MissingExtra without the onnx package."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise MissingExtra("Converting a model", "local") from None

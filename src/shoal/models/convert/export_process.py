@@ -1,0 +1,355 @@
+"""The process that exports a model with PyTorch: `python -m shoal.models.convert.export_process FOLDER INTO GRAPH`.
+
+It writes lines of JSON (`export.Line`) to its standard output, and ends when its standard input does. See `export` for
+what it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal.errors import ModelFileError, ShoalError, VerificationFailed
+from shoal.models.convert.contract import Contract, read_contract
+from shoal.models.convert.contract.classifier import tells_segments
+from shoal.models.convert.contract.entries import MODULES
+from shoal.models.convert.contract.json_file import read_json
+from shoal.models.convert.export import Exported, Kind, Line
+from shoal.models.convert.verify import min_cosine
+from shoal.models.manifest import is_inside
+from shoal.models.sources.select import choose, is_pickle, is_pickle_index, module_folders
+
+GRAPH = "onnx/model.onnx"
+OPSET = 20
+WEIGHTS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+MIN_COSINE = 0.9999
+MAX_DIFFERENCE = 1e-3
+"""Of the largest value: both compute in float32, in another order."""
+
+INLINE_BYTES = 1_800_000_000
+SHAPES = ((1, 1), (2, 7), (3, 33))
+"""Batches that are compared; all but the first row are padded. The graph was traced with another one."""
+
+
+Tell = Callable[[str, float], None]
+"""Hears (stage, fraction)."""
+
+
+def main() -> None:
+    folder, into, wanted = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    report(
+        lambda tell: _run(folder, into, wanted, tell),
+        "serve it with --engine torch, or use a repository that ships onnx/model.onnx",
+    )
+
+
+def report(work: Callable[[Tell], Any], otherwise: str) -> None:
+    """Do the `work`, and say as lines what it tells and how it ends; `otherwise` is what to do about a model that
+    PyTorch cannot export."""
+    end_with_input()
+    # What libraries print goes to the other stream, so that this one holds lines alone.
+    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(line: Line[Any]) -> None:
+        print(msgspec.json.encode(line).decode(), file=told, flush=True)
+
+    try:
+        tell(Line(done=work(lambda stage, at: tell(Line(stage=stage, fraction=at)))))
+    except VerificationFailed as error:
+        tell(Line(error=error.message, kind="verification"))
+    except ModelFileError as error:
+        message = error.message.removeprefix(f"{error.file}: ")
+        tell(Line(error=message, kind="model_file", file=error.file))
+    except ShoalError as error:
+        tell(Line(error=error.message, kind="model_file"))
+    except Exception as error:  # whatever torch and transformers raise on a model that they do not know to export
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        tell(
+            Line(
+                error=f"PyTorch cannot export this model ({reason}); {otherwise}",
+                kind="model_file",
+            )
+        )
+
+
+def end_with_input() -> None:
+    """From now on, kill this process with all that it started once its standard input ends: whoever started it holds
+    the other side, so that it does not outlive a server that was killed."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+
+
+def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> Exported:
+    tell("read", 0.0)
+    converted = _take_over(folder, into)
+    tell("read", 1.0)
+    if not wanted:
+        return Exported(folder=str(into), converted=tuple(converted))
+    contract = read_contract(into, foreign=True)
+    kind, encoder = kind_of(contract), contract.encoder_path
+    model, inputs = _load(into / encoder, kind)
+    tell("load", 1.0)
+    prefix = f"{encoder}/" if encoder else ""
+    target = into / encoder / GRAPH
+    target.parent.mkdir(parents=True, exist_ok=True)
+    tell("export", 0.0)
+    output = "last_hidden_state" if kind == "encoder" else "logits"
+    _export(model, inputs, output, target)
+    tell("export", 1.0)
+    verification = _verify(model, inputs, output, target)
+    tell("verify", 1.0)
+    return Exported(
+        folder=str(into),
+        kind=kind,
+        graph=f"{prefix}{GRAPH}",
+        inputs=inputs,
+        converted=tuple(converted),
+        verification=verification,
+    )
+
+
+def kind_of(contract: Contract) -> Kind:
+    """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
+    if contract.splade is not None:
+        return "masked"
+    return "encoder" if contract.classifier is None else "classifier"
+
+
+def _take_over(folder: Path, into: Path) -> list[str]:
+    """The model's own files but graphs and pickles, which are turned into safetensors; answers the files of these."""
+    converted = []
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    modules = folder / MODULES
+    folders = module_folders(modules.read_bytes()) if modules.is_file() else []
+    for name in choose(names, folders, pickles=True):
+        path, target = folder / name, into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_pickle_index(name):
+            converted.extend(_turn_shards(path, target.parent, into))
+        elif path.name == PICKLE:
+            converted.append(_turn(path, target.with_name(WEIGHTS), into))
+        elif path.suffix == ".pt":
+            converted.append(_turn(path, target.with_suffix(".safetensors"), into))
+        elif not is_pickle(name) and not _is_graph(name):
+            _copy(path, target)
+    return converted
+
+
+def _is_graph(name: str) -> bool:
+    return "model.onnx" in name or "_attr__value" in name
+
+
+def _copy(path: Path, target: Path) -> None:
+    """By a second name of the same file where the disk allows that: neither is ever written again."""
+    try:
+        os.link(path.resolve(), target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _turn(path: Path, target: Path, into: Path) -> str:
+    """A pickle's tensors as safetensors; answers the path inside of `into`. Raises ModelFileError for one that holds
+    anything else."""
+    import torch
+    from safetensors.torch import save_file
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle's own errors share no base
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(
+            f"is not a pickle of tensors alone ({reason}); use a revision that has safetensors", file=path.name
+        ) from None
+    if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
+        raise ModelFileError("is not a dictionary of tensors; use a revision that has safetensors", file=path.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A clone each: tensors that share memory, such as tied ones, are refused by the format.
+    save_file({name: each.contiguous().clone() for name, each in state.items()}, target, metadata={"format": "pt"})
+    return target.relative_to(into).as_posix()
+
+
+def _turn_shards(pickled: Path, target: Path, into: Path) -> list[str]:
+    """Shards named by an index, each as one of the same number, with an index that names these."""
+    listed = read_json(pickled.parent, pickled.name)
+    places = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+        raise ModelFileError("names no shards; fetch the model again", file=pickled.name, key="weight_map")
+    shards = sorted(set(places.values()))
+    renamed = {}
+    for number, shard in enumerate(shards, 1):
+        if not is_inside(shard) or not (pickled.parent / shard).is_file():
+            raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=pickled.name)
+        renamed[shard] = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+    made = [_turn(pickled.parent / shard, target / new, into) for shard, new in renamed.items()]
+    named = {"metadata": {}, "weight_map": {tensor: renamed[shard] for tensor, shard in places.items()}}
+    index = target / f"{WEIGHTS}.index.json"
+    index.write_text(json.dumps(named))
+    return [*made, index.relative_to(into).as_posix()]
+
+
+def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
+    """The model in float32, and the inputs that its graph is to have. Raises ModelFileError for missing weights."""
+    import inspect
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if getattr(config, "auto_map", None):
+        raise ModelFileError(
+            "the model brings its own code, which Shoal never runs", file="config.json", key="auto_map"
+        )
+    halved = config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5")
+    classes = {
+        "encoder": transformers.AutoModelForTextEncoding if halved else transformers.AutoModel,
+        "classifier": transformers.AutoModelForSequenceClassification,
+        "masked": transformers.AutoModelForMaskedLM,
+    }
+    model, told = classes[kind].from_pretrained(
+        folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
+    )
+    missing = sorted(name for name in told["missing_keys"] if kind != "encoder" or "pooler." not in name)
+    if missing or told["mismatched_keys"]:
+        named = missing or [str(key[0]) for key in told["mismatched_keys"]]
+        raise ModelFileError(
+            f"{len(named)} tensors are missing or of another shape; fetch the model again", file=WEIGHTS, key=named[0]
+        )
+    model.config.use_cache = False
+    inputs = ["input_ids", "attention_mask"]
+    segments = (getattr(config, "type_vocab_size", 0) or 0) > 1 and tells_segments(folder, "")
+    if kind == "classifier" and segments and "token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs.append("token_type_ids")
+    return model.eval(), tuple(inputs)
+
+
+def _batch(model: Any, inputs: tuple[str, ...], size: int, length: int) -> dict[str, Any]:
+    """Random ids, the later rows shorter and padded on the right; the same for the same shape."""
+    draw = np.random.default_rng(size * 1000 + length)
+    config = model.config
+    vocabulary, pad = int(model.get_input_embeddings().num_embeddings), config.pad_token_id or 0
+    ids = draw.integers(0, vocabulary, (size, length))
+    ids[ids == pad] = (pad + 1) % vocabulary
+    mask = (np.arange(length) < np.maximum(1, length - np.arange(size)[:, None] * length // (size + 1))).astype(
+        np.int64
+    )
+    ids[mask == 0] = pad
+    made = {"input_ids": ids, "attention_mask": mask, "token_type_ids": (np.arange(length) > length // 2) * mask}
+    return {name: np.ascontiguousarray(made[name]).astype(np.int64) for name in inputs}
+
+
+def _run_torch(model: Any, feeds: dict[str, Any], output: str) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        answer = model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+    return getattr(answer, output).float().numpy()
+
+
+def _export(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> None:
+    """By torch.export, which keeps sizes symbolic; tracing bakes the length into relative positions (DeBERTa, T5)."""
+    import torch
+
+    class Graph(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *given: Any) -> Any:
+            return getattr(self.model(**dict(zip(inputs, given, strict=True))), output)
+
+    feeds = _batch(model, inputs, 2, 9)
+    any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with torch.no_grad():
+        torch.onnx.export(
+            Graph(),
+            tuple(torch.from_numpy(feeds[name]) for name in inputs),
+            str(target),
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=((any_size,) * len(inputs),),
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=size > INLINE_BYTES,
+            verbose=False,
+        )
+
+
+def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> str:
+    """The graph against PyTorch, where there is an engine to run it. Raises VerificationFailed."""
+    run = open_engine(target)
+    if run is None:
+        return "not compared with PyTorch: no engine for graphs is installed"
+    cosine, furthest = 1.0, 0.0
+    longest = getattr(model.config, "max_position_embeddings", None) or SHAPES[-1][1]
+    for size, length in SHAPES:
+        feeds = _batch(model, inputs, size, min(length, int(longest) - 2))
+        right, got = _run_torch(model, feeds, output), run(feeds)
+        if right.shape != got.shape:
+            raise VerificationFailed(
+                f"the exported graph gives {got.shape}, PyTorch {right.shape}; serve it with torch"
+            )
+        if right.ndim == 3:
+            kept = feeds["attention_mask"] > 0
+            right, got = right[kept], got[kept]
+        scale = max(float(np.abs(right).max()), 1e-6)
+        difference = np.abs(right - got).max() / scale
+        furthest = max(furthest, float(difference) if np.isfinite(difference) else float("inf"))
+        if right.shape[-1] > 1:
+            cosine = min(cosine, min_cosine(right, got))
+    if cosine < MIN_COSINE or furthest > MAX_DIFFERENCE:
+        raise VerificationFailed(
+            f"the exported graph does not agree with PyTorch: cosine >= {cosine:.4f}, largest difference "
+            f"{furthest:.1e}; serve the model with --engine torch"
+        )
+    return (
+        f"the exported graph agrees with PyTorch: cosine >= {min(cosine, 1.0):.6f}, largest difference {furthest:.1e}"
+    )
+
+
+def open_engine(target: Path) -> Any:
+    """Arrays in, the one output out, on whichever engine is installed; None without any."""
+    try:
+        import onnxruntime
+    except ImportError:
+        pass
+    else:
+        onnxruntime.disable_telemetry_events()
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4
+        session = onnxruntime.InferenceSession(str(target), settings, providers=["CPUExecutionProvider"])
+        return lambda feeds: session.run(None, feeds)[0]
+    # Importing openvino tells its vendor, unless the package that does so is absent.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError:
+        return None
+    compiled = openvino.Core().compile_model(str(target), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda feeds: np.array(compiled(feeds)[0])
+
+
+if __name__ == "__main__":
+    main()

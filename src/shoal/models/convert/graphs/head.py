@@ -1,0 +1,185 @@
+"""From token vectors to a sentence's: pooling, then the modules that follow, ending in the two outputs.
+
+Everything that counts or picks positions is integer arithmetic: an engine that runs in bfloat16 cannot tell
+position 257 from 258.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shoal.models.convert.contract.types import Contract, Dense, LayerNorm, Pooling, Truncate
+from shoal.models.convert.graphs.builder import Graph
+from shoal.models.convert.graphs.weights import Weights, open_file, open_weights
+
+SENTENCE = "sentence_embedding"
+POOLED = "pooled"
+TOKENS = "token_embeddings"
+TORCH_NORM_EPS = 1e-5
+"""torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
+
+
+def pooling_input(pooling: Pooling) -> str:
+    """The input that pooling reads: its own when the prompt's tokens are left out."""
+    return "attention_mask" if pooling.include_prompt else "pooling_mask"
+
+
+def build_head(graph: Graph, contract: Contract, folder: Path, tokens: str, *, name: str | None = SENTENCE) -> None:
+    """Append pooling and modules after `tokens` [b, l, width], writing POOLED and, unless `name` is None, the whole.
+
+    POOLED is what stands before a final Normalize; without one both outputs are equal.
+    """
+    append_modules(graph, contract, folder, _pool(graph, contract.pooling, tokens), name=name)
+
+
+def append_modules(graph: Graph, contract: Contract, folder: Path, pooled: str, *, name: str | None = SENTENCE) -> None:
+    """Append the modules alone, after one vector a text [b, width]; the outputs are those of `build_head`."""
+    modules = contract.modules[:-1] if contract.ends_normalized else contract.modules
+    for module in modules:
+        if isinstance(module, Dense):
+            pooled = append_dense(graph, module, folder, pooled)
+        elif isinstance(module, LayerNorm):
+            pooled = _layer_norm(graph, module, folder, pooled)
+        elif isinstance(module, Truncate):
+            ends = graph.integers(module.dimension)
+            pooled = graph.op("Slice", pooled, graph.integers(0), ends, graph.integers(-1))
+        else:
+            pooled = append_normalize(graph, pooled)
+    graph.op("Identity", pooled, name=POOLED)
+    if name is not None and contract.ends_normalized:
+        append_normalize(graph, POOLED, name)
+    elif name is not None:
+        graph.op("Identity", pooled, name=name)
+
+
+def _pool(graph: Graph, pooling: Pooling, tokens: str) -> str:
+    mask = pooling_input(pooling)
+    parts = [_POOLINGS[mode](graph, tokens, mask) for mode in pooling.modes]
+    return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
+
+
+def _cls(graph: Graph, tokens: str, mask: str) -> str:
+    """The first token that the mask keeps; token 0 when it keeps none."""
+    if mask == "attention_mask":
+        return graph.op("Gather", tokens, graph.integer(0), axis=1)
+    # Tokens are padded on the right, so the mask's first 1 is the end of the prompt.
+    return pick_first(graph, tokens, mask)
+
+
+def pick_first(graph: Graph, tokens: str, mask: str) -> str:
+    """The token of each row at the first 1 of an int64 mask [b, l]; token 0 where there is none."""
+    steps = _steps(graph, mask)
+    length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
+    ahead = graph.reduce("ReduceMax", graph.op("Mul", mask, graph.op("Sub", length, steps)), 1, keep=True)
+    first = graph.op("Mod", graph.op("Sub", length, ahead), length)
+    return _pick(graph, tokens, graph.op("Equal", steps, first))
+
+
+def _last(graph: Graph, tokens: str, mask: str) -> str:
+    """The last token that the mask keeps; zeros when it keeps none."""
+    steps = _steps(graph, mask)
+    last = graph.reduce("ReduceMax", graph.op("Mul", mask, steps), 1, keep=True)
+    kept = graph.op("Greater", mask, graph.integer(0))
+    return _pick(graph, tokens, graph.op("And", graph.op("Equal", steps, last), kept))
+
+
+def _max(graph: Graph, tokens: str, mask: str) -> str:
+    """The largest value of each dimension; zeros when the mask keeps no token."""
+    kept = graph.op("Greater", graph.unsqueeze(mask, -1), graph.integer(0))
+    highest = graph.reduce("ReduceMax", graph.op("Where", kept, tokens, graph.number(-1e9)), 1, keep=False)
+    some = graph.op("Greater", _count(graph, mask), graph.integer(0))
+    return graph.op("Where", some, highest, graph.number(0.0))
+
+
+def _mean(graph: Graph, tokens: str, mask: str) -> str:
+    return graph.op("Div", _sum(graph, tokens, mask), _at_least_one(graph, _count(graph, mask)))
+
+
+def _mean_sqrt_len(graph: Graph, tokens: str, mask: str) -> str:
+    return graph.op("Div", _sum(graph, tokens, mask), graph.op("Sqrt", _at_least_one(graph, _count(graph, mask))))
+
+
+def _weighted_mean(graph: Graph, tokens: str, mask: str) -> str:
+    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    weights = graph.op("Mul", mask, graph.op("Add", _steps(graph, mask), graph.integer(1)))
+    return graph.op("Div", _sum(graph, tokens, weights), _at_least_one(graph, _count(graph, weights)))
+
+
+_POOLINGS = {
+    "cls": _cls,
+    "max": _max,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}
+
+
+def _steps(graph: Graph, mask: str) -> str:
+    """0, 1, 2, ... as int64 [l]."""
+    length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
+    return graph.op("Range", graph.integer(0), length, graph.integer(1))
+
+
+def _count(graph: Graph, weights: str) -> str:
+    """The sum of int64 weights, [b, 1]."""
+    return graph.reduce("ReduceSum", weights, 1, keep=True)
+
+
+def _at_least_one(graph: Graph, count: str) -> str:
+    """As float; a sum over no token is zeros, so any divisor but 0 gives the zeros that 1e-9 gives the reference."""
+    return graph.op("Max", graph.cast_float(count), graph.number(1.0))
+
+
+def _sum(graph: Graph, tokens: str, weights: str) -> str:
+    weighted = graph.op("Mul", tokens, graph.unsqueeze(graph.cast_float(weights), -1))
+    return graph.reduce("ReduceSum", weighted, 1, keep=False)
+
+
+def _pick(graph: Graph, tokens: str, where: str) -> str:
+    """The sum of the tokens where a bool [b, l] holds: one of them, or none."""
+    return _sum(graph, tokens, where)
+
+
+def append_normalize(graph: Graph, value: str, name: str | None = None) -> str:
+    """Every vector to unit length, along the last axis."""
+    length = graph.op("Max", graph.reduce("ReduceL2", value, -1, keep=True), graph.number(1e-12))
+    return graph.op("Div", value, length, name=name)
+
+
+def append_dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
+    """The layer over vectors [..., in_features]. Raises ModelFileError for weights that do not fit it."""
+    weights = open_file(folder, dense.file) if dense.file else open_weights(folder, dense.path)
+    shape = (dense.out_features, dense.in_features)
+    out = graph.op("MatMul", value, _matrix(graph, weights, f"{dense.stem}weight", f"{dense.place}.weight", shape))
+    if dense.bias:
+        name = f"{dense.stem}bias"
+        weights.check(name, shape[:1])
+        out = graph.op("Add", out, graph.weight(f"{dense.place}.bias", shape[:1], lambda: weights.get(name, shape[:1])))
+    out = graph.activate(dense.activation, out)
+    if not dense.residual:
+        return out
+    if dense.in_features != dense.out_features:
+        value = graph.op("MatMul", value, _matrix(graph, weights, "residual.weight", f"{dense.place}.residual", shape))
+    return graph.op("Add", out, value)
+
+
+def _matrix(graph: Graph, weights: Weights, name: str, own: str, shape: tuple[int, int]) -> str:
+    """A matrix that is stored as (out, in), as the constant `own` to multiply with."""
+    weights.check(name, shape)
+    return graph.weight(own, shape[::-1], lambda: np.ascontiguousarray(weights.get(name, shape).T))
+
+
+def _layer_norm(graph: Graph, norm: LayerNorm, folder: Path, value: str) -> str:
+    weights = open_weights(folder, norm.path)
+    shape = (norm.dimension,)
+    weights.check("norm.weight", shape)
+    weights.check("norm.bias", shape)
+    return graph.layer_norm(
+        value,
+        graph.weight(f"{norm.path}.weight", shape, lambda: weights.get("norm.weight", shape)),
+        graph.weight(f"{norm.path}.bias", shape, lambda: weights.get("norm.bias", shape)),
+        TORCH_NORM_EPS,
+    )

@@ -1,0 +1,129 @@
+"""A masked language model's head and SPLADE over it: a weight for each word of the vocabulary.
+
+The logits [b, l, vocabulary] are by far the largest tensor of such a model, so that nothing but the matrix product
+makes one: padding is taken out of the small vectors before it, and bias, relu and logarithm, which keep the order,
+come after the largest over the tokens was taken. Only the sum needs all of them for each token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.models.convert.contract.types import Activation, Encoder, Family, Splade
+from shoal.models.convert.graphs.builder import Graph
+from shoal.models.convert.graphs.encoder import tensor_prefix
+from shoal.models.convert.graphs.layers import norm_names
+from shoal.models.convert.graphs.weights import Weights
+
+OUTPUT = "sparse_embedding"
+
+
+class MaskedHead(NamedTuple):
+    """Where a family keeps its head: a dense layer, a norm, then the last layer, whose `matrix` may not be stored and
+    whose bias is the first of `biases` that is. `activation` None: the encoder's own."""
+
+    dense: str
+    norm: str
+    matrix: str
+    biases: tuple[str, ...]
+    activation: Activation | None
+
+
+_ROBERTA = MaskedHead(
+    "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight", ("lm_head.decoder.bias", "lm_head.bias"), "gelu"
+)
+HEADS: dict[Family, MaskedHead] = {
+    "bert": MaskedHead(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder.weight",
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        None,
+    ),
+    "roberta": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": MaskedHead(
+        "vocab_transform", "vocab_layer_norm", "vocab_projector.weight", ("vocab_projector.bias",), None
+    ),
+}
+"""By the layout that transformers gives each family's ...ForMaskedLM."""
+
+
+def last_layer(encoder: Encoder, splade: Splade, weights: Weights) -> tuple[str, str]:
+    """The tensors of the last layer, matrix and bias: its own, else where they are tied the word embeddings.
+
+    Raises ModelFileError where neither is there.
+    """
+    head = HEADS[encoder.family]
+    matrix = head.matrix
+    if matrix not in weights and splade.tied:
+        matrix = f"{tensor_prefix(encoder, weights)}embeddings.word_embeddings.weight"
+    bias = next((name for name in head.biases if name in weights), head.biases[-1])
+    weights.check(matrix, (encoder.vocab_size, encoder.hidden))
+    weights.check(bias, (encoder.vocab_size,))
+    return matrix, bias
+
+
+def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weights, tokens: str) -> None:
+    """Append head and pooling after `tokens` [b, l, hidden], writing OUTPUT, float32 [b, vocabulary].
+
+    The first token of a text must be attended. Raises ModelFileError for a head that is missing or of another shape.
+    """
+    head = HEADS[encoder.family]
+    value = _linear(graph, weights, head.dense, tokens, encoder.hidden)
+    value = graph.activate(head.activation or encoder.activation, value)
+    value = _norm(graph, weights, head.norm, value, encoder)
+    matrix, bias = last_layer(encoder, splade, weights)
+    shape = (encoder.vocab_size, encoder.hidden)
+    words = graph.weight("head/matrix", shape[::-1], lambda: np.ascontiguousarray(weights.get(matrix, shape).T))
+    shift = graph.weight("head/bias", shape[:1], lambda: weights.get(bias, shape[:1]))
+    if splade.strategy == "max":
+        kept = graph.op("Greater", graph.unsqueeze("attention_mask", -1), graph.integer(0))
+        first = graph.op("Gather", value, graph.integers(0), axis=1)
+        logits = graph.op("MatMul", graph.op("Where", kept, value, first), words)
+        largest = graph.reduce("ReduceMax", logits, 1, keep=False)
+        graph.op("Identity", _weigh(graph, splade, graph.op("Add", largest, shift)), name=OUTPUT)
+    else:
+        logits = graph.op("Add", graph.op("MatMul", value, words), shift)
+        mask = graph.unsqueeze(graph.cast_float("attention_mask"), 1)
+        summed = graph.op("MatMul", mask, _weigh(graph, splade, logits))
+        graph.op("Identity", graph.reduce("ReduceSum", summed, 1, keep=False), name=OUTPUT)
+
+
+def append_splade(graph: Graph, splade: Splade, logits: str) -> None:
+    """The pooling alone, after the logits [b, l, vocabulary] of a graph that came with the model, writing OUTPUT."""
+    weighed = _weigh(graph, splade, logits)
+    mask = graph.unsqueeze(graph.cast_float("attention_mask"), -1)
+    kind = "ReduceMax" if splade.strategy == "max" else "ReduceSum"
+    graph.op("Identity", graph.reduce(kind, graph.op("Mul", weighed, mask), 1, keep=False), name=OUTPUT)
+
+
+def _weigh(graph: Graph, splade: Splade, logits: str) -> str:
+    value = graph.op("Relu", logits)
+    for _ in range(2 if splade.activation == "log1p_relu" else 1):
+        value = graph.op("Log", graph.op("Add", value, graph.number(1.0)))
+    return value
+
+
+def _linear(graph: Graph, weights: Weights, name: str, value: str, width: int) -> str:
+    weight, bias, shape = f"{name}.weight", f"{name}.bias", (width, width)
+    weights.check(weight, shape)
+    weights.check(bias, shape[:1])
+    w = graph.weight(f"head/{weight}", shape, lambda: np.ascontiguousarray(weights.get(weight, shape).T))
+    b = graph.weight(f"head/{bias}", shape[:1], lambda: weights.get(bias, shape[:1]))
+    return graph.op("Add", graph.op("MatMul", value, w), b)
+
+
+def _norm(graph: Graph, weights: Weights, name: str, value: str, encoder: Encoder) -> str:
+    shape = (encoder.hidden,)
+    weight, bias = norm_names(weights, name)
+    weights.check(weight, shape)
+    weights.check(bias, shape)
+    return graph.layer_norm(
+        value,
+        graph.weight(f"head/{name}.weight", shape, lambda: weights.get(weight, shape)),
+        graph.weight(f"head/{name}.bias", shape, lambda: weights.get(bias, shape)),
+        encoder.norm_eps,
+    )

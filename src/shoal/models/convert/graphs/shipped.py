@@ -1,0 +1,405 @@
+"""ONNX graphs that came with the model: what they take and give, and the few nodes that make them end as ours do.
+
+Two families of exported embedders exist. A token-level graph ends in token vectors, to which pooling and modules are
+appended; one that ends in `sentence_embedding` holds the whole pipeline and is never pooled again. A classifier's graph
+ends in logits. The original file is not touched: a new graph is written, and weights in a file of their own are
+copied beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract import Contract
+from shoal.models.convert.contract.types import Classifier, Late, Splade
+from shoal.models.convert.graphs.builder import FLOAT, INT64, Graph, describe
+from shoal.models.convert.graphs.head import POOLED, SENTENCE, TOKENS, build_head, pooling_input
+from shoal.models.convert.graphs.late import build_token_heads
+from shoal.models.convert.graphs.mlm import OUTPUT as SPARSE
+from shoal.models.convert.graphs.mlm import append_splade
+from shoal.models.manifest import is_inside
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+TOKEN_LEVEL = (TOKENS, "last_hidden_state")
+SEGMENTS = ("token_type_ids", "input_type")
+_FLOATS = {1, 10, 16}
+_INTEGERS = {6, 7}
+"""TensorProto's numbers: FLOAT, FLOAT16 and BFLOAT16; INT32 and INT64."""
+
+_OLDEST_OPSET = 12
+_MOST_INLINE = 16_000_000
+"""Bytes of a constant that is no weight: a position table at most."""
+
+Kind: TypeAlias = Literal["token-level", "pooled", "scores", "sparse", "multi"]
+
+
+class _Port(NamedTuple):
+    """An input or output: TensorProto's number of its type, and its axes, None for an axis of any size."""
+
+    name: str
+    type: int
+    shape: tuple[int | None, ...]
+
+
+class _Shape(NamedTuple):
+    """What a graph file offers. `data` are the paths of its external weights, relative to it."""
+
+    inputs: tuple[_Port, ...]
+    outputs: tuple[_Port, ...]
+    opset: int
+    data: tuple[str, ...]
+
+
+class Taken(NamedTuple):
+    """A shipped graph, put into service.
+
+    `inputs`: what to feed. `pooled`: the output before a final Normalize, or `sentence_embedding` when the graph has
+    none before it. `tokens`: the output of token vectors ("": it has none). `data`: files written beside the graph. A
+    graph of `kind` "scores" has neither, but a classifier's output.
+    """
+
+    inputs: tuple[str, ...]
+    pooled: str
+    tokens: str
+    kind: Kind
+    parameters: int
+    data: tuple[str, ...]
+
+
+Axes: TypeAlias = tuple[int | str | None, ...]
+"""Of an output, after the batch: a size, a name, or None for one that is not known."""
+
+
+class _Ending(NamedTuple):
+    """What was made of a graph's outputs; `outputs` are (name, axes)."""
+
+    kind: Kind
+    outputs: tuple[tuple[str, Axes], ...]
+    pooled: str = SENTENCE
+    tokens: str = ""
+
+
+def take_shipped(
+    folder: Path, name: str, contract: Contract, target: Path, *, progress: Callable[[float], None] | None = None
+) -> Taken:
+    """Write `target` from the graph `folder / name`, ending in `sentence_embedding` and, where it can, `pooled` and
+    `token_embeddings`, or in a classifier's logits.
+
+    Raises ModelFileError when the graph's inputs or outputs are not those of such a text model.
+    """
+    model = _load(folder / name, name)
+    shape = _shape(model)
+    if shape.opset < _OLDEST_OPSET:
+        raise ModelFileError(f"opset {shape.opset} is older than {_OLDEST_OPSET}; export it again", file=name)
+    graph = Graph(shape.opset, prefix="shoal/")
+    inputs = _inputs(model, graph, shape, contract, name)
+    if contract.classifier is not None:
+        ending = _end_in_scores(model, graph, shape, contract.classifier, name)
+    elif contract.splade is not None:
+        ending = _end_in_weights(model, graph, shape, contract, contract.splade, name)
+    elif contract.late is not None and not contract.dimension:
+        ending = _end_in_late(model, graph, shape, contract, contract.late, folder, name)
+    else:
+        ending = _end_in_vectors(model, graph, shape, contract, folder, name)
+    inputs = _finish(model, graph, contract, ending.outputs, inputs)
+    _copy_data(folder / name, name, shape.data, target, progress)
+    target.write_bytes(model.SerializeToString(deterministic=True))
+    _check(target, name)
+    return Taken(inputs, ending.pooled, ending.tokens, ending.kind, _parameters(model), shape.data)
+
+
+def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: Classifier, name: str) -> _Ending:
+    """The output `logits`, else the only one that there is, as float32 [b, labels]."""
+    floats = [port for port in shape.outputs if port.type in _FLOATS]
+    output, labels = classifier.spec.output, len(classifier.spec.labels)
+    scores = next((port for port in floats if port.name == output), floats[0] if len(floats) == 1 else None)
+    if scores is None or scores.name in (*TOKEN_LEVEL, "pooler_output"):
+        given = ", ".join(port.name for port in shape.outputs)
+        raise ModelFileError(f"gives {given}, but a classifier gives {output}; export it again", file=name)
+    if scores.shape and (len(scores.shape) != 2 or scores.shape[1] not in (None, labels)):
+        raise ModelFileError(
+            f"has the shape {list(scores.shape)}, but the configuration names {labels} labels",
+            file=name,
+            key=scores.name,
+        )
+    _give(model, graph, scores, output)
+    return _Ending("scores", ((output, (labels,)),))
+
+
+def _end_in_weights(
+    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, splade: Splade, name: str
+) -> _Ending:
+    """The logits of a masked language model [b, l, vocabulary], with SPLADE's pooling after them."""
+    logits = next((port for port in shape.outputs if port.name == "logits" and port.type in _FLOATS), None)
+    if logits is None or (logits.shape and len(logits.shape) != 3):
+        given = ", ".join(port.name for port in shape.outputs)
+        raise ModelFileError(f"gives {given}, but a SPLADE model needs the logits of every token", file=name)
+    words = logits.shape[2] if logits.shape else None
+    if contract.vocab_size and words not in (None, contract.vocab_size):
+        raise ModelFileError(f"has {words} words, but the configuration {contract.vocab_size}", file=name, key="logits")
+    _rename(model, SPARSE, f"shoal/own_{SPARSE}")
+    append_splade(graph, splade, logits.name if logits.type == FLOAT else graph.cast_float(logits.name))
+    return _Ending("sparse", ((SPARSE, (words,)),))
+
+
+def _end_in_late(
+    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, late: Late, folder: Path, name: str
+) -> _Ending:
+    """Token vectors as the encoder gives them, with the layers of late interaction after them."""
+    found = (port for wanted in TOKEN_LEVEL for port in shape.outputs if port.name == wanted and port.type in _FLOATS)
+    tokens = next(found, None)
+    if tokens is None:
+        given = ", ".join(port.name for port in shape.outputs)
+        raise ModelFileError(f"gives {given}, but no token vectors ({' or '.join(TOKEN_LEVEL)})", file=name)
+    width = tokens.shape[2] if len(tokens.shape) == 3 else None
+    if width is not None and late.layers and width != late.layers[0].in_features:
+        raise ModelFileError(
+            f"has {width} dimensions, but {late.layers[0].path or 'the projection'} takes {late.layers[0].in_features}",
+            file=name,
+            key=tokens.name,
+        )
+    vectors = tokens.name if tokens.type == FLOAT else graph.cast_float(tokens.name)
+    return _Ending("multi", _token_heads(model, graph, contract, folder, vectors))
+
+
+def _token_heads(
+    model: ModelProto, graph: Graph, contract: Contract, folder: Path, tokens: str
+) -> tuple[tuple[str, Axes], ...]:
+    outputs = build_token_heads(graph, contract, folder, tokens)
+    for name, _ in outputs:
+        _rename(model, name, f"shoal/own_{name}")
+    return tuple(outputs)
+
+
+def _end_in_vectors(
+    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, folder: Path, name: str
+) -> _Ending:
+    sentence, tokens = _outputs(shape, contract, name)
+    if tokens is not None and not contract.pooling.include_prompt:
+        sentence = None  # its own pooling cannot leave a prompt out, ours can
+    if sentence is not None and not contract.pooling.include_prompt:
+        raise ModelFileError("pools by itself and cannot leave prompts out, as include_prompt asks", file=name)
+    if sentence is None and tokens is None:
+        raise ModelFileError(
+            f"gives {', '.join(port.name for port in shape.outputs)}, but neither {SENTENCE} nor token vectors "
+            f"({' or '.join(TOKEN_LEVEL)}); remove it and Shoal builds the graph where it knows the architecture",
+            file=name,
+            key="outputs",
+        )
+    for own in (POOLED,) if sentence is not None else (POOLED, SENTENCE):
+        _rename(model, own, f"shoal/own_{own}")
+    if sentence is not None:
+        _give(model, graph, sentence, SENTENCE)
+    pooled = SENTENCE
+    outputs: list[tuple[str, Axes]] = [(SENTENCE, (contract.dimension,))]
+    if tokens is not None:
+        _give(model, graph, tokens, TOKENS)
+        if sentence is None or contract.ends_normalized:
+            build_head(graph, contract, folder, TOKENS, name=SENTENCE if sentence is None else None)
+            pooled = POOLED
+            outputs.append((POOLED, (contract.dimension,)))
+        outputs.append((TOKENS, ("l", tokens.shape[2] if tokens.shape else None)))
+        outputs.extend(_token_heads(model, graph, contract, folder, TOKENS))
+    elif contract.late is not None or contract.token_weights is not None:
+        raise ModelFileError(
+            f"gives no token vectors ({' or '.join(TOKEN_LEVEL)}), which the sparse and multi vectors are made of; "
+            "export it again with them",
+            file=name,
+        )
+    kind: Kind = "token-level" if sentence is None else "pooled"
+    return _Ending(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
+
+
+def _give(model: ModelProto, graph: Graph, port: _Port, name: str) -> None:
+    """Let the graph's value `port` be called `name`, in float32."""
+    if (port.name, port.type) == (name, FLOAT):
+        return
+    inner = f"shoal/{port.name}"
+    _rename(model, port.name, inner)
+    _rename(model, name, f"shoal/own_{name}")
+    graph.op("Cast", inner, name=name, to=FLOAT)
+
+
+def _load(path: Path, name: str) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except DecodeError:
+        raise ModelFileError("is not a readable ONNX file; fetch the model again", file=name) from None
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t") and attribute.t.external_data:
+                _inline(attribute.t, path.parent, name)
+    return model
+
+
+def _inline(constant: Any, folder: Path, name: str) -> None:
+    """Take in a small constant that PyTorch's exporter wrote to a file of its own, of which engines know nothing."""
+    from onnx import TensorProto, checker, external_data_helper
+
+    for location in _locations(constant):
+        _check_location(folder, location, name)
+        if (folder / location).stat().st_size > _MOST_INLINE:
+            raise ModelFileError(f"its constant {location} is too large to be one; export it again", file=name)
+    try:
+        external_data_helper.load_external_data_for_tensor(constant, str(folder))
+    except (ValueError, checker.ValidationError) as error:
+        raise ModelFileError(
+            f"has a constant that cannot be read ({error}); fetch the model again", file=name
+        ) from None
+    constant.data_location = TensorProto.DEFAULT
+    del constant.external_data[:]
+
+
+def _shape(model: ModelProto) -> _Shape:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return _Shape(
+        tuple(_port(value) for value in model.graph.input if value.name not in constants),
+        tuple(_port(value) for value in model.graph.output),
+        max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
+        tuple(sorted({path for tensor in model.graph.initializer for path in _locations(tensor)})),
+    )
+
+
+def _port(value: Any) -> _Port:
+    kind = value.type.tensor_type
+    dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
+    return _Port(value.name, kind.elem_type, tuple(dims))
+
+
+def _locations(tensor: Any) -> list[str]:
+    return [entry.value for entry in tensor.external_data if entry.key == "location"]
+
+
+def _outputs(shape: _Shape, contract: Contract, name: str) -> tuple[_Port | None, _Port | None]:
+    """The output of the whole pipeline and the token vectors, None for what is not there."""
+    floats = [port for port in shape.outputs if port.type in _FLOATS]
+    sentence = next((port for port in floats if port.name == SENTENCE), None)
+    tokens = next((port for wanted in TOKEN_LEVEL for port in floats if port.name == wanted), None)
+    only = floats[0] if len(shape.outputs) == len(floats) == 1 else None
+    if sentence is None and tokens is None and only is not None and only.name not in ("logits", "pooler_output"):
+        sentence = only if len(only.shape) == 2 else None
+    for port, rank in ((sentence, 2), (tokens, 3)):
+        if port is not None and len(port.shape) not in (0, rank):
+            raise ModelFileError(f"must have {rank} axes, not {len(port.shape)}", file=name, key=port.name)
+    if sentence is not None and len(sentence.shape) == 2 and sentence.shape[1] not in (None, contract.dimension):
+        raise ModelFileError(
+            f"has {sentence.shape[1]} dimensions, but the model's files say {contract.dimension}",
+            file=name,
+            key=sentence.name,
+        )
+    return sentence, tokens
+
+
+def _inputs(model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, name: str) -> tuple[str, ...]:
+    """Make every input int64 [b, l] under the name that pipelines feed; answers those names."""
+    fed: list[str] = []
+    for port in shape.inputs:
+        wanted = "token_type_ids" if port.name in SEGMENTS else port.name
+        if wanted not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
+            raise ModelFileError("is an input that no text embedding model has", file=name, key=port.name)
+        if wanted == "position_ids" and (contract.encoder is None or contract.encoder.position_offset):
+            raise ModelFileError("positions of this family are not known to start at 0", file=name, key=port.name)
+        if port.type not in _INTEGERS:
+            raise ModelFileError("must be of integers", file=name, key=port.name)
+        if any(port.shape):
+            raise ModelFileError(
+                f"has the fixed shape {list(port.shape)}; export it again with dynamic axes", file=name, key=port.name
+            )
+        if (wanted, INT64) != (port.name, port.type):
+            _adapt(model, graph, port, wanted)
+        fed.append(wanted)
+    for needed in ("input_ids", "attention_mask"):
+        if needed not in fed:
+            raise ModelFileError("the graph has no such input", file=name, key=needed)
+    return tuple(fed)
+
+
+def _adapt(model: ModelProto, graph: Graph, port: _Port, wanted: str) -> None:
+    """Let readers of `port` read a Cast of the input `wanted` instead."""
+    from onnx import helper
+
+    inner = f"shoal/{port.name}"
+    _rename(model, port.name, inner)
+    model.graph.node.insert(0, helper.make_node("Cast", [wanted], [inner], to=port.type))
+    value = next(value for value in model.graph.input if value.name == port.name)
+    value.name, value.type.tensor_type.elem_type = wanted, INT64
+
+
+def _rename(model: ModelProto, old: str, new: str) -> None:
+    for node in model.graph.node:
+        node.input[:] = [new if value == old else value for value in node.input]
+        node.output[:] = [new if value == old else value for value in node.output]
+
+
+def _finish(
+    model: ModelProto,
+    graph: Graph,
+    contract: Contract,
+    outputs: tuple[tuple[str, Axes], ...],
+    inputs: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Append the new nodes and make `outputs` the graph's only ones, in float32; answers the final inputs."""
+    from onnx import helper
+
+    body = model.graph
+    body.node.extend(graph.nodes)
+    for constant in graph.constants.values():
+        tensor = body.initializer.add()
+        describe(constant, tensor)
+        tensor.raw_data = constant.load().tobytes()
+    mask = pooling_input(contract.pooling)
+    if any(mask in node.input for node in graph.nodes) and mask not in {value.name for value in body.input}:
+        body.input.append(helper.make_tensor_value_info(mask, INT64, ["b", "l"]))
+        inputs = (*inputs, mask)
+    kept = [value for value in body.value_info if value.name not in dict(outputs)]
+    del body.value_info[:], body.output[:]
+    body.value_info.extend(kept)
+    body.output.extend(helper.make_tensor_value_info(name, FLOAT, ["b", *axes]) for name, axes in outputs)
+    return inputs
+
+
+def _check(target: Path, name: str) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(target))
+    except onnx.checker.ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelFileError(f"cannot be completed ({reason}); remove it or export it again", file=name) from None
+
+
+def _copy_data(
+    source: Path, name: str, data: tuple[str, ...], target: Path, progress: Callable[[float], None] | None
+) -> None:
+    for index, location in enumerate(data):
+        _check_location(source.parent, location, name)
+        shutil.copyfile(source.parent / location, target.parent / location)
+        if progress is not None:
+            progress((index + 1) / len(data))
+
+
+def _check_location(folder: Path, location: str, name: str) -> None:
+    if not is_inside(location) or "/" in location or location.endswith((".json", ".onnx")):
+        raise ModelFileError(f"{location!r} is no place for weights: a file beside the graph is", file=name)
+    if not (folder / location).is_file():
+        raise ModelFileError(f"its weights {location} are missing; fetch the model again", file=name)
+
+
+def _parameters(model: ModelProto) -> int:
+    total = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type in _FLOATS and tensor.dims:
+            count = 1
+            for axis in tensor.dims:
+                count *= axis
+            total += count
+    return total

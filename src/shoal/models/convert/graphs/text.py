@@ -1,0 +1,101 @@
+"""A whole text model as one ONNX graph: an encoder or a table, then pooling and modules, a classifier, or heads over
+every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
+from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
+from shoal.models.convert.graphs.classifier import build_classifier
+from shoal.models.convert.graphs.encoder import build_encoder
+from shoal.models.convert.graphs.head import POOLED, SENTENCE, TOKENS, append_modules, build_head, pooling_input
+from shoal.models.convert.graphs.late import build_token_heads
+from shoal.models.convert.graphs.mlm import OUTPUT as SPARSE
+from shoal.models.convert.graphs.mlm import build_splade
+from shoal.models.convert.graphs.static import build_table
+from shoal.models.convert.graphs.weights import has_weights, open_weights
+
+Outputs: TypeAlias = list[tuple[str, tuple[int | str, ...]]]
+"""Of a graph: names, and the axes after the batch."""
+
+
+class Built(NamedTuple):
+    """`files` are the names of what was written: the graph, and its weights where they are a file of their own."""
+
+    parameters: int
+    files: tuple[str, ...]
+
+
+def graph_inputs(contract: Contract) -> tuple[str, ...]:
+    """The inputs of a built graph, int64 [b, l]."""
+    if contract.classifier is not None:
+        segments = ("token_type_ids",) if contract.classifier.segments else ()
+        return ("input_ids", "attention_mask", *segments)
+    return tuple(dict.fromkeys(("input_ids", "attention_mask", pooling_input(contract.pooling))))
+
+
+def can_build(folder: Path, contract: Contract) -> bool:
+    """Whether all that a graph is built from is there: a table or a known family, and weights that may be read."""
+    layers = (*contract.modules, *(contract.late.layers if contract.late else ()))
+    paths = [
+        layer.path for layer in layers if isinstance(layer, LayerNorm) or (isinstance(layer, Dense) and not layer.file)
+    ]
+    known = contract.encoder is not None or contract.table is not None
+    return known and all(has_weights(folder, path) for path in (contract.encoder_path, *paths))
+
+
+def build_text_graph(
+    folder: Path,
+    contract: Contract,
+    path: Path,
+    *,
+    inline_bytes: int = INLINE_BYTES,
+    progress: Callable[[float], None] | None = None,
+) -> Built:
+    """Write the model's graph to `path`.
+
+    An embedder's ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32
+    [b, dimension], and in `token_embeddings` (before the pooling), float32 [b, l, width]; a classifier's in `logits`,
+    float32 [b, labels]; SPLADE's in `sparse_embedding`, float32 [b, vocabulary]. Heads over every token add outputs of
+    their own. Raises ModelFileError for an unknown family, and for weights that are missing, pickled or do not fit the
+    configuration.
+    """
+    graph = Graph()
+    outputs: Outputs
+    if contract.table is not None:
+        append_modules(graph, contract, folder, build_table(graph, contract.table, folder))
+        outputs = [(SENTENCE, (contract.dimension,)), (POOLED, (contract.dimension,))]
+    elif contract.encoder is not None:
+        outputs = _over_encoder(graph, contract, contract.encoder, folder)
+    else:
+        raise ModelFileError("this architecture cannot be built", file=contract.file("config.json"), key="model_type")
+    files = write_graph(
+        graph, path, inputs=graph_inputs(contract), outputs=outputs, inline_bytes=inline_bytes, progress=progress
+    )
+    return Built(graph.parameters(), tuple(file.name for file in files))
+
+
+def _over_encoder(graph: Graph, contract: Contract, encoder: Encoder, folder: Path) -> Outputs:
+    weights = open_weights(folder, contract.encoder_path)
+    classifier, splade = contract.classifier, contract.splade
+    tokens = build_encoder(graph, encoder, weights, segments=classifier is not None and classifier.segments)
+    if classifier is not None:
+        build_classifier(graph, classifier, weights, tokens, encoder.hidden)
+        return [(classifier.spec.output, (len(classifier.spec.labels),))]
+    if splade is not None:
+        build_splade(graph, encoder, splade, weights, tokens)
+        return [(SPARSE, (encoder.vocab_size,))]
+    if not contract.dimension:
+        return build_token_heads(graph, contract, folder, tokens)
+    return _with_vectors(graph, contract, folder, tokens, encoder.hidden)
+
+
+def _with_vectors(graph: Graph, contract: Contract, folder: Path, tokens: str, width: int) -> Outputs:
+    build_head(graph, contract, folder, tokens)
+    graph.op("Identity", tokens, name=TOKENS)
+    outputs: Outputs = [(SENTENCE, (contract.dimension,)), (POOLED, (contract.dimension,)), (TOKENS, ("l", width))]
+    return outputs + build_token_heads(graph, contract, folder, tokens)

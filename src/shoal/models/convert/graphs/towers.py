@@ -1,0 +1,99 @@
+"""The text towers of CLIP and SigLIP as ONNX: input_ids in, text_embeds [b, dimension] out, of any length.
+
+Neither reads an attention mask. CLIP's attention is causal and its vector stands at the first end of text, so that what
+follows is never seen; SigLIP attends to its padding, of which it needs the right amount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.models.convert.contract.towers import TEXT_EMBEDS, TextTower, Towers
+from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
+from shoal.models.convert.graphs.head import pick_first
+from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
+from shoal.models.convert.graphs.text import Built
+from shoal.models.convert.graphs.tower_weights import open_tower_weights
+
+TOWER_LAYER = LayerNames(
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "layer_norm1",
+    "mlp.fc1",
+    "mlp.fc2",
+    "layer_norm2",
+)
+_IDS = "input_ids"
+
+
+def build_text_tower(
+    folder: Path,
+    towers: Towers,
+    path: Path,
+    *,
+    inline_bytes: int = INLINE_BYTES,
+    progress: Callable[[float], None] | None = None,
+) -> Built:
+    """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not fit
+    the configuration."""
+    graph, weights = Graph(), open_tower_weights(folder, towers)
+    layers = Layers(graph, towers.text, weights, "text_model.")
+    value = _embeddings(layers, towers.text)
+    bias = _causal(graph) if towers.family == "clip" else None
+    value = append_layers(layers, value, towers.text.layers, bias)
+    if towers.family == "clip":
+        pooled = layers.norm(pick_first(graph, value, _ends(graph, towers.text)), "final_layer_norm")
+        embeds = project(layers, pooled, "text_projection", towers.dimension)
+    else:
+        last = graph.op("Gather", value, graph.integer(-1), axis=1)
+        embeds = layers.linear(layers.norm(last, "final_layer_norm"), "head", (towers.dimension, towers.text.hidden))
+    graph.op("Identity", embeds, name=TEXT_EMBEDS)
+    files = write_graph(
+        graph,
+        path,
+        inputs=(_IDS,),
+        outputs=[(TEXT_EMBEDS, (towers.dimension,))],
+        inline_bytes=inline_bytes,
+        progress=progress,
+    )
+    return Built(graph.parameters(), tuple(file.name for file in files))
+
+
+def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:
+    """A tower's layers, the norms before each part."""
+    for layer in range(count):
+        value = layers.layer(value, bias, f"encoder.layers.{layer}.", TOWER_LAYER, pre_norm=True)
+    return value
+
+
+def project(layers: Layers, value: str, name: str, dimension: int) -> str:
+    """CLIP's map into the space of both towers, which lies beside them in the weights and has no bias."""
+    shape, weight = (dimension, layers.sizes.hidden), f"{name}.weight"
+    layers.weights.check(weight, shape)
+    return layers.affine(value, name, shape, lambda: layers.weights.get(weight, shape), None)
+
+
+def _embeddings(layers: Layers, tower: TextTower) -> str:
+    graph = layers.graph
+    words = layers.constant("embeddings.token_embedding.weight", (tower.vocab_size, tower.hidden))
+    positions = layers.constant("embeddings.position_embedding.weight", (tower.max_positions, tower.hidden))
+    length = graph.op("Slice", graph.op("Shape", _IDS), graph.integers(1), graph.integers(2))
+    rows = graph.op("Slice", positions, graph.integers(0), length, graph.integers(0))
+    return graph.op("Add", graph.op("Gather", words, _IDS), rows)
+
+
+def _causal(graph: Graph) -> str:
+    """MASKED where a key stands after the query, [l, l]."""
+    length = graph.op("Gather", graph.op("Shape", _IDS), graph.integer(1))
+    steps = graph.op("Range", graph.integer(0), length, graph.integer(1))
+    ahead = graph.op("Greater", graph.unsqueeze(steps, 0), graph.unsqueeze(steps, 1))
+    return graph.op("Mul", graph.cast_float(ahead), graph.number(MASKED))
+
+
+def _ends(graph: Graph, tower: TextTower) -> str:
+    """1 where a text may end, int64 [b, l]; the first of these counts."""
+    end = graph.reduce("ReduceMax", _IDS, 1, keep=True) if tower.eos_id is None else graph.integer(tower.eos_id)
+    return graph.cast_int(graph.op("Equal", _IDS, end))

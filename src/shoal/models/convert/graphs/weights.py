@@ -1,0 +1,314 @@
+"""Tensors of a model's safetensors files as float32 arrays: one file or shards, read where they lie (memory-mapped).
+
+The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header of name -> dtype, shape and
+byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) are never read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.decoding import json_decoder
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract.json_file import is_there, read_object
+
+Floats = npt.NDArray[np.float32]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("<i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("<u1"),
+}
+_BFLOAT16 = "BF16"
+_MAX_HEADER = 16 << 20
+_MAX_TENSORS = 100_000
+"""Far more than any model that is read here: a transformer's header takes about a hundred bytes for each of its
+tensors, of which it has hundreds. The format itself allows a hundred million bytes, which take seconds and gigabytes.
+"""
+_METADATA = "__metadata__"
+_ADDRESSABLE = 2**48
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_ADDRESSABLE)]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a header says of one tensor. `data_offsets`: its first byte and the one behind its last, in the data."""
+
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=8)]
+    data_offsets: tuple[_Size, _Size]
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def addressable(self) -> bool:
+        """Whether an array can have the shape: one of no numbers may have other sides beyond all bounds."""
+        return math.prod(max(size, 1) for size in self.shape) <= _ADDRESSABLE
+
+
+_HEADER = json_decoder(dict[str, msgspec.Raw])
+_ENTRY = json_decoder(Entry)
+
+
+class Header(NamedTuple):
+    """`start`: where in the file the data begins."""
+
+    entries: dict[str, Entry]
+    start: int
+
+
+class _Tensor(NamedTuple):
+    """`data` None: of a type that is not read here."""
+
+    file: str
+    dtype: str
+    data: npt.NDArray[Any] | None
+
+
+class Part(NamedTuple):
+    """A tensor by what is stored: `take` of the one called `stored`, of `shape` (None: of any), and of those of `then`,
+    joined to it along the first axis."""
+
+    stored: str
+    shape: tuple[int, ...] | None
+    take: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = np.asarray
+    then: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+class Weights:
+    """The tensors of one folder by name. `where` names the file for errors."""
+
+    def __init__(self, where: str, tensors: dict[str, _Tensor]) -> None:
+        self.where = where
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there are weights of that name: integers are no weights."""
+        return name in self._tensors and _is_float(self._tensors[name].dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name, of whatever type."""
+        return name in self._tensors
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
+        return _float32(*self._stored(name, shape))
+
+    def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
+        """`get(name, shape)[wanted]`, without reading the other rows."""
+        data, dtype = self._stored(name, shape)
+        return _float32(data[wanted], dtype)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise what `get` would, without reading the data."""
+        self._stored(name, shape)
+
+    def table(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix of floats, or of the int8 that stand for them. Raises as `get` does."""
+        data, dtype = self._any(name)
+        if not _is_float(dtype) and dtype != "I8":
+            raise ModelFileError(f"must hold floats or int8, not {dtype}", file=self._tensors[name].file, key=name)
+        shape = data.shape
+        if len(shape) != 2 or 0 in shape:
+            raise ModelFileError(f"must be a matrix, not of shape {list(shape)}", file=self.where, key=name)
+        return shape[0], shape[1]
+
+    def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
+        """Rows of such a matrix as float32."""
+        data, dtype = self._any(name)
+        return _float32(data[wanted], dtype)
+
+    def number(self, name: str) -> float:
+        """The one float that a tensor of whatever shape holds. Raises as `get` does."""
+        data, dtype = self._any(name)
+        if not _is_float(dtype) or data.size != 1:
+            raise ModelFileError(
+                f"must hold one float, not {dtype} of shape {list(data.shape)}", file=self._tensors[name].file, key=name
+            )
+        return float(_float32(data.reshape(1), dtype)[0])
+
+    def integers(self, name: str) -> npt.NDArray[np.int64] | None:
+        """A list of integers, None where there is nothing of that name. Raises ModelFileError for anything else."""
+        if name not in self._tensors:
+            return None
+        data, dtype = self._any(name)
+        if _is_float(dtype) or data.ndim != 1:
+            raise ModelFileError(
+                f"must be a list of integers, not {dtype} of shape {list(data.shape)}",
+                file=self._tensors[name].file,
+                key=name,
+            )
+        return data.astype(np.int64)
+
+    def renamed(self, parts: Mapping[str, Part]) -> Weights:
+        """The same data under other names and in other pieces, none of it read but where tensors are joined.
+
+        Raises as `get` does, by the names that are stored.
+        """
+        tensors = {}
+        for name, part in parts.items():
+            data, dtype = self._any(part.stored) if part.shape is None else self._stored(part.stored, part.shape)
+            for more, shape in part.then:
+                other, kind = self._stored(more, shape)
+                if kind != dtype:
+                    raise ModelFileError(
+                        f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision",
+                        file=self._tensors[more].file,
+                        key=more,
+                    )
+                data = np.concatenate([data, other])
+            tensors[name] = _Tensor(self._tensors[part.stored].file, dtype, part.take(data))
+        return Weights(self.where, tensors)
+
+    def _any(self, name: str) -> tuple[npt.NDArray[Any], str]:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFileError("this tensor is missing", file=self.where, key=name)
+        if tensor.data is None:
+            known = ", ".join(_DTYPES)
+            raise ModelFileError(
+                f"is of the type {tensor.dtype}, and only these are read: {known}; save the model again in float32",
+                file=tensor.file,
+                key=name,
+            )
+        return tensor.data, tensor.dtype
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
+        data, dtype = self._any(name)
+        if not _is_float(dtype):
+            raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
+        if data.shape != shape:
+            raise ModelFileError(
+                f"has shape {list(data.shape)}, but the configuration says {list(shape)}",
+                file=self._tensors[name].file,
+                key=name,
+            )
+        return data, dtype
+
+
+def has_weights(folder: Path, path: str = "") -> bool:
+    """Whether the folder holds weights that can be read."""
+    prefix = f"{path}/" if path else ""
+    return any(is_there(folder, prefix + name) for name in (WEIGHTS, INDEX))
+
+
+def open_weights(folder: Path, path: str = "") -> Weights:
+    """The weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
+    prefix = f"{path}/" if path else ""
+    if is_there(folder, prefix + WEIGHTS):
+        return Weights(prefix + WEIGHTS, _read_file(folder, prefix + WEIGHTS))
+    index = read_object(folder, prefix + INDEX)
+    if index is not None:
+        return Weights(index.name, _read_shards(folder, prefix, index.object("weight_map"), index.name))
+    for name in PICKLES:
+        if is_there(folder, prefix + name):
+            raise ModelFileError(
+                "holds pickled weights, which can run code and are never read here; use a revision with "
+                "model.safetensors, save the model again with safe_serialization=True, or install the 'convert' extra",
+                file=prefix + name,
+            )
+    raise ModelFileError(
+        "is missing; fetch the model again, or where its author published only pickled weights (.bin), which are never "
+        "read, use a revision with safetensors",
+        file=prefix + WEIGHTS,
+    )
+
+
+def open_file(folder: Path, name: str) -> Weights:
+    """The tensors of one safetensors file. Raises ModelFileError for a missing or broken one."""
+    if not is_there(folder, name):
+        raise ModelFileError("is missing; fetch the model again", file=name)
+    return Weights(name, _read_file(folder, name))
+
+
+def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) -> dict[str, _Tensor]:
+    tensors: dict[str, _Tensor] = {}
+    for shard in sorted({str(place) for place in places.values()}):
+        if "/" in shard or "\\" in shard:
+            raise ModelFileError(f"{shard!r} is not a file of this folder", file=where, key="weight_map")
+        if not is_there(folder, prefix + shard):
+            raise ModelFileError(f"is missing, but {where} names it; fetch the model again", file=prefix + shard)
+        tensors |= _read_file(folder, prefix + shard)
+    for name in places:
+        if name not in tensors:
+            raise ModelFileError("is in no shard", file=where, key=name)
+    return tensors
+
+
+def read_header(path: Path, name: str) -> Header:
+    """What the safetensors file at `path` says that it holds; `name` is what errors call it.
+
+    Raises ModelFileError for a file that is broken, cut short, or whose header is out of all proportion.
+    """
+    size = path.stat().st_size
+    broken = ModelFileError("is not a complete safetensors file; fetch the model again", file=name)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise broken
+        if length > _MAX_HEADER:
+            raise ModelFileError(f"has a header of {length} bytes, at most {_MAX_HEADER} are read", file=name)
+        text = file.read(length)
+    try:
+        raw = _HEADER.decode(text)
+        raw.pop(_METADATA, None)
+        if len(raw) > _MAX_TENSORS:
+            raise ModelFileError(f"has {len(raw)} tensors, at most {_MAX_TENSORS} are read", file=name)
+        entries = {key: _ENTRY.decode(value) for key, value in raw.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise broken from None
+    start = 8 + length
+    for entry in entries.values():
+        begin, end = entry.data_offsets
+        dtype = _DTYPES.get(entry.dtype)
+        if not begin <= end <= size - start or not entry.addressable:
+            raise broken
+        if dtype is not None and end - begin != entry.count * dtype.itemsize:
+            raise broken
+    return Header(entries, start)
+
+
+def _read_file(folder: Path, name: str) -> dict[str, _Tensor]:
+    path = folder / name
+    header, tensors = read_header(path, name), {}
+    size = path.stat().st_size
+    memory = np.memmap(path, np.uint8, "r", offset=header.start) if size > header.start else np.empty(0, np.uint8)
+    for key, entry in header.entries.items():
+        begin, end = entry.data_offsets
+        dtype, data = _DTYPES.get(entry.dtype), None
+        if dtype is not None:
+            # A plain view, not np.memmap, whose subclass makes every slice slow. Offsets need no alignment here.
+            data = np.asarray(memory[begin:end]).view(dtype).reshape(entry.shape)
+        tensors[key] = _Tensor(name, entry.dtype, data)
+    return tensors
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype == _BFLOAT16 or (dtype in _DTYPES and _DTYPES[dtype].kind == "f")
+
+
+def _float32(stored: npt.NDArray[Any], dtype: str) -> Floats:
+    if dtype == _BFLOAT16:  # the upper half of a float32
+        widened: Floats = (stored.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return np.ascontiguousarray(stored, np.float32)

@@ -1,0 +1,475 @@
+"""Variants of a stored graph with smaller weights, made on this machine, and what they cost in parity.
+
+int8: weights of matrix products as one int8 number each with a scale for each output column, and large tables with a
+scale for each row; symmetric, so without offsets. Engines multiply them by inputs that they quantise on the fly, token
+by token, so that a text's vector does not depend on its neighbours (a scale over a whole batch would). Nothing needs
+texts to calibrate with. fp16: the same tensors as half-precision numbers that are widened when they are read: half of
+the disk, no speed.
+
+A variant is another approximation of the same model. It is an operator's explicit choice, never taken by `auto`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from shoal.decoding import converter
+from shoal.errors import ModelFileError, VerificationFailed
+from shoal.models.convert.verify import Run, row_cosines
+from shoal.models.manifest import FileFacts, sha256
+from shoal.models.progress import Stop
+from shoal.models.store import Store, Stored
+from shoal.specs import TextSpec
+from shoal.types import Array, digest_of
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+Variant: TypeAlias = Literal["int8", "fp16"]
+
+VARIANTS: tuple[Variant, ...] = ("int8", "fp16")
+LEAST_MEAN = {"int8": 0.99, "fp16": 0.9999}
+"""Mean cosine to the f32 graph below which a variant is not served. Of int8, 0.9988 was measured for all-MiniLM-L6-v2:
+a mean below this is a model that does not survive its weights being rounded, and its vectors are of no use."""
+
+TABLE_ROWS = 2048
+"""A table with fewer rows (positions, token types) is not worth being rounded."""
+
+LARGEST_HALF = 65504.0
+INLINE_BYTES = 1_800_000_000
+_FLOAT, _HALF, _DEQUANTIZE_OPSET = 1, 10, 13
+_UNLISTED_IR = 4
+"""Before this version of the format every weight had to be listed as an input too."""
+_TIMED = 5
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant against the f32 graph over the sample texts, on this machine.
+
+    `key`: engine, graph and samples that it holds for. `min_cosine`, `mean_cosine`: over rows, of a model that gives
+    vectors, and of the kind of these that survives worst; `means` has the mean of each, by its output. Vectors of
+    tokens that are pooled are told there, and not judged: the pooled one is what they are for. `max_difference`: the
+    largest of a logit, of one that scores, in parts of the range that they span. `speed`: the f32 graph's time over the
+    variant's, by batch ("8x32"). `bytes`: of its files.
+    """
+
+    key: str
+    min_cosine: float | None = None
+    mean_cosine: float | None = None
+    means: dict[str, float] = {}
+    max_difference: float | None = None
+    speed: dict[str, float] = {}
+    bytes: int = 0
+
+
+_PARITY = converter(Parity)
+_FILES = converter(dict[str, FileFacts])
+
+
+def variant_path(stored: Stored, variant: Variant) -> Path:
+    """Where a stored model's variant lies, whether it is there or not: beside the graph."""
+    return stored.graph.with_name(f"{stored.graph.stem}.{variant}{stored.graph.suffix}")
+
+
+def make_variant(stored: Stored, variant: Variant, *, store: Store, stop: Stop | None = None) -> Path:
+    """The variant of a stored model, written when it is not there yet or not as it was written; seconds, no engine.
+
+    It appears whole or not at all, and equal graphs give equal bytes; of several processes one makes it. Raises
+    ModelFileError for a graph that has nothing to make smaller, is too old for it or not sound; Cancelled; SourceError
+    and OSError of the disk.
+    """
+    path = variant_path(stored, variant)
+    if stored.graph.suffix != ".onnx":
+        raise ModelFileError(f"only ONNX graphs have {variant} variants; use precision auto", file=stored.graph.name)
+    if _is_whole(stored, variant, store):
+        return path
+    with store.adding(stored, stop) as place:
+        # Another process may have made it while this one waited for its turn.
+        if _is_whole(stored, variant, store):
+            return path
+        made = place / path.name
+        write_variant(stored.graph, made, variant, stop=stop)
+        facts = {}
+        # Weights first: whoever sees the graph finds them beside it.
+        for file in sorted(place.iterdir(), key=lambda each: each == made):
+            stat = file.stat()
+            facts[file.name] = msgspec.to_builtins(FileFacts(sha256(file), stat.st_size, stat.st_mtime_ns))
+            _flush(file)
+            os.replace(file, path.parent / file.name)
+        _flush(path.parent)
+        store.note(stored, f"{_note(variant)}_files", facts)
+    return path
+
+
+def _is_whole(stored: Stored, variant: Variant, store: Store) -> bool:
+    """Whether the variant's files are those that were written: of the size and time, or of the content."""
+    path = variant_path(stored, variant)
+    try:
+        facts = _FILES(store.notes(stored).get(f"{_note(variant)}_files"))
+        for name, said in facts.items():
+            file = path.with_name(name)
+            stat = file.stat()
+            if stat.st_size != said.size or (stat.st_mtime_ns != said.mtime and sha256(file) != said.sha256):
+                return False
+    except (FileNotFoundError, ValueError):  # a name that is none, and what is no note at all
+        return False
+    return path.name in facts
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a power cut leaves no half of them."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | None = None) -> None:
+    """Write `target` from the f32 `graph`, tensor by tensor. Raises what `make_variant` does."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(graph), load_external_data=False)
+        opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+        if opset < _DEQUANTIZE_OPSET:
+            raise ModelFileError(
+                f"opset {opset} cannot hold {variant} weights, which need {_DEQUANTIZE_OPSET}; use precision auto",
+                file=graph.name,
+            )
+        _Smaller(model, graph, variant, stop or Stop()).run()
+        if model.ByteSize() > INLINE_BYTES:
+            onnx.save(
+                model, str(target), save_as_external_data=True, location=f"{target.name}_data", size_threshold=1024
+            )
+        else:
+            target.write_bytes(model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(target))
+    except (DecodeError, onnx.checker.ValidationError, ValueError, TypeError) as error:  # onnx's of what is not sound
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(
+            f"is no graph that {variant} weights can be made of ({reason}); use precision auto", file=graph.name
+        ) from error
+
+
+class _Smaller:
+    """Replaces the weights of one graph, in place."""
+
+    def __init__(self, model: ModelProto, graph: Path, variant: Variant, stop: Stop) -> None:
+        self._model = model
+        self._body = model.graph
+        self._file = graph
+        self._variant = variant
+        self._stop = stop
+        self._nodes: list[NodeProto] = []
+        self._tensors: list[TensorProto] = []
+        self._replaced: set[str] = set()
+
+    def run(self) -> None:
+        products, tables = self._chosen()
+        for tensor in self._body.initializer:
+            self._stop.check()
+            if tensor.name in products:
+                self._product(tensor)
+            elif tensor.name in tables:
+                self._table(tensor)
+            else:
+                self._keep(tensor)
+        if not self._replaced:
+            raise ModelFileError(
+                f"holds no float32 weights that {self._variant} would make smaller; use precision auto",
+                file=self._file.name,
+            )
+        widened = [*self._nodes]
+        for node in self._body.node:
+            widened.extend(self._read(node))
+        del self._body.initializer[:], self._body.node[:]
+        self._body.initializer.extend(self._tensors)
+        self._body.node.extend(widened)
+        # A weight may be listed as an input that has a value; the one that it became is not.
+        taken = [value for value in self._body.input if value.name not in self._replaced]
+        del self._body.input[:]
+        self._body.input.extend(taken)
+        self._model.ir_version = max(self._model.ir_version, _UNLISTED_IR)
+
+    def _chosen(self) -> tuple[set[str], set[str]]:
+        """The names of matrices that are multiplied by, and of tables that rows are taken of; no tensor with another
+        use is touched."""
+        matrices = {
+            tensor.name: tensor.dims
+            for tensor in self._body.initializer
+            if tensor.data_type == _FLOAT and len(tensor.dims) == 2 and all(tensor.dims)
+        }
+        products, tables = set(), set()
+        others = {*_read_inside(self._body), *(value.name for value in self._body.output)}
+        for node in self._body.node:
+            for place, name in enumerate(node.input):
+                if name not in matrices:
+                    continue
+                if node.op_type == "MatMul" and place == 1:
+                    products.add(name)
+                elif node.op_type == "Gather" and place == 0 and not _axis(node):
+                    tables.add(name)
+                else:
+                    others.add(name)
+        big = {name for name in tables if matrices[name][0] >= TABLE_ROWS}
+        return products - tables - others, big - products - others
+
+    def _product(self, tensor: TensorProto) -> None:
+        from onnx import helper
+
+        values = self._load(tensor)
+        name = tensor.name
+        if self._variant == "fp16":
+            if self._halved(name, values):
+                self._nodes.append(helper.make_node("Cast", [f"{name}/fp16"], [name], to=_FLOAT))
+            return
+        if not self._rounds(name, values):
+            return
+        numbers, scales = rounded(values, axis=0)
+        self._add(f"{name}/int8", numbers)
+        self._add(f"{name}/scale", scales)
+        self._replaced.add(name)
+        self._nodes.append(helper.make_node("DequantizeLinear", [f"{name}/int8", f"{name}/scale"], [name], axis=1))
+
+    def _table(self, tensor: TensorProto) -> None:
+        values = self._load(tensor)
+        if self._variant == "fp16":
+            self._halved(tensor.name, values)
+            return
+        if not self._rounds(tensor.name, values):
+            return
+        numbers, scales = rounded(values, axis=1)
+        self._add(f"{tensor.name}/int8", numbers)
+        self._add(f"{tensor.name}/scale", scales[:, None])
+        self._replaced.add(tensor.name)
+
+    def _read(self, node: NodeProto) -> list[NodeProto]:
+        """A node that takes rows of a replaced table, as those that widen only these rows; any other as it is."""
+        from onnx import helper
+
+        if node.op_type != "Gather" or node.input[0] not in self._replaced:
+            return [node]
+        table, ids, out = node.input[0], node.input[1], node.output[0]
+        if self._variant == "fp16":
+            return [
+                helper.make_node("Gather", [f"{table}/fp16", ids], [f"{out}/fp16"]),
+                helper.make_node("Cast", [f"{out}/fp16"], [out], to=_FLOAT),
+            ]
+        return [
+            helper.make_node("Gather", [f"{table}/int8", ids], [f"{out}/int8"]),
+            helper.make_node("Cast", [f"{out}/int8"], [f"{out}/float"], to=_FLOAT),
+            helper.make_node("Gather", [f"{table}/scale", ids], [f"{out}/scale"]),
+            helper.make_node("Mul", [f"{out}/float", f"{out}/scale"], [out]),
+        ]
+
+    def _rounds(self, name: str, values: Array) -> bool:
+        """Whether a matrix has scales; one with infinite numbers, or none at all, stays as it is."""
+        if np.isfinite(values).all():
+            return True
+        self._add(name, values)
+        return False
+
+    def _halved(self, name: str, values: Array) -> bool:
+        if np.abs(values).max(initial=0.0) > LARGEST_HALF:  # it would become infinite
+            self._add(name, values)
+            return False
+        self._add(f"{name}/fp16", values.astype(np.float16))
+        self._replaced.add(name)
+        return True
+
+    def _keep(self, tensor: TensorProto) -> None:
+        """As it is, but inside of the graph: the file of weights that it may lie in is not the variant's."""
+        from onnx import TensorProto
+
+        if tensor.data_location == TensorProto.EXTERNAL:
+            self._add(tensor.name, self._load(tensor))
+        else:
+            self._tensors.append(tensor)
+
+    def _add(self, name: str, values: Array) -> None:
+        from onnx import numpy_helper
+
+        self._tensors.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+
+    def _load(self, tensor: TensorProto) -> Array:
+        from onnx import numpy_helper
+
+        found: Array = numpy_helper.to_array(tensor, base_dir=str(self._file.parent))
+        return found
+
+
+def rounded(values: Array, *, axis: int) -> tuple[Array, Array]:
+    """(int8 numbers, float32 scales) of a matrix, a scale for all that `axis` runs over: numbers * scales is within
+    half a scale of every value. Where all are zero, or too small to be divided by, the scale is 1."""
+    most = (np.abs(values).max(axis=axis, keepdims=True) / 127).astype(np.float32)
+    scales = np.where(most >= np.finfo(np.float32).tiny, most, np.float32(1.0))
+    numbers = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
+    return numbers, np.squeeze(scales, axis)
+
+
+def _read_inside(graph: GraphProto) -> Iterator[str]:
+    """The names that branches and loops of a graph read, at whatever depth: they may be tensors of the graph itself."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                for one in inner.node:
+                    yield from one.input
+                yield from (value.name for value in inner.output)
+                yield from _read_inside(inner)
+
+
+def _axis(node: NodeProto) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
+
+
+def parity_of(
+    stored: Stored,
+    variant: Variant,
+    *,
+    store: Store,
+    engine: str,
+    samples: Sequence[Mapping[str, Array]],
+    open_graph: Callable[[Path, Literal["f32"] | Variant], Run],
+) -> Parity:
+    """The parity of a variant that was made, measured once on a machine and kept in the store's notes.
+
+    `engine` names the engine with its version and threads; `open_graph` opens a file on it, "f32" or as the variant.
+    Raises VerificationFailed when the variant may not serve, and what `open_graph` raises. Blocks for seconds.
+    """
+    note, key = _note(variant), key_of(engine, stored, samples)
+    kept = _kept(store.notes(stored).get(note))
+    if kept is None or kept.key != key:
+        path = variant_path(stored, variant)
+        exact, small = open_graph(stored.graph, "f32"), open_graph(path, variant)
+        found = compare(exact, small, samples, stored.manifest.text_spec, key=key)
+        kept = msgspec.structs.replace(found, bytes=size_of(path))
+        store.note(stored, note, msgspec.to_builtins(kept))
+    return require(kept, variant)
+
+
+def made_of(stored: Stored, store: Store) -> list[tuple[Variant, int, Parity | None]]:
+    """The variants that lie beside a stored graph, with their bytes and the parity that was measured last."""
+    notes = store.notes(stored)
+    paths = {variant: variant_path(stored, variant) for variant in VARIANTS}
+    return [
+        (variant, size_of(path), _kept(notes.get(_note(variant)))) for variant, path in paths.items() if path.is_file()
+    ]
+
+
+def _note(variant: Variant) -> str:
+    return f"variant_{variant}"
+
+
+def _kept(note: object) -> Parity | None:
+    try:
+        return _PARITY(note)
+    except msgspec.ValidationError:
+        return None
+
+
+def compare(
+    exact: Run,
+    variant: Run,
+    samples: Sequence[Mapping[str, Array]],
+    spec: TextSpec,
+    *,
+    key: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Parity:
+    """Run both over the samples, batches of real inputs, and time them on the shortest and the longest of these.
+
+    Vectors are compared by every output that the model has, scores by their logits.
+    """
+    names = (spec.score.output,) if spec.score is not None else _vectors(spec)
+    both = [(run({**one}, names), one) for run in (exact, variant) for one in samples]
+    left, right = both[: len(samples)], both[len(samples) :]
+    speed = {}
+    for one in {id(each): each for each in (samples[0], samples[-1])}.values():
+        size, length = next(iter(one.values())).shape
+        speed[f"{size}x{length}"] = round(_seconds(exact, one, names, clock) / _seconds(variant, one, names, clock), 2)
+    if spec.score is not None:
+        logits, others = _rows(left, names[0], spec), _rows(right, names[0], spec)
+        span = max(float(logits.max() - logits.min()), 1.0)
+        return Parity(key=key, max_difference=float(np.abs(logits - others).max()) / span, speed=speed)
+    cosines = {name: _cosines(_rows(left, name, spec), _rows(right, name, spec)) for name in names}
+    judged = [found for name, found in cosines.items() if name != spec.tokens or len(names) == 1]
+    if not all(map(len, judged)):
+        raise VerificationFailed("no sample has a vector to compare with; use precision auto")
+    return Parity(
+        key=key,
+        min_cosine=min(float(found.min()) for found in judged),
+        mean_cosine=min(float(found.mean()) for found in judged),
+        means={name: float(found.mean()) for name, found in cosines.items() if len(found)},
+        speed=speed,
+    )
+
+
+def _rows(answers: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], name: str, spec: TextSpec) -> Array:
+    """One row for each text, or for each token that is no padding, of (outputs, inputs) of every batch."""
+    by_token = spec.sparse is not None and spec.sparse.per == "token" and name == spec.sparse.output
+    rows = []
+    for outputs, inputs in answers:
+        found, mask = outputs[name], inputs.get("attention_mask")
+        if found.ndim == 3:
+            found = found.reshape(-1, found.shape[-1]) if mask is None else found[mask > 0]
+        elif mask is not None and by_token:
+            found = found * (mask > 0)
+        rows.append(found.astype(np.float64))
+    width = max(found.shape[-1] for found in rows)
+    return np.concatenate([np.pad(found, ((0, 0), (0, width - found.shape[-1]))) for found in rows])
+
+
+def _cosines(exact: Array, other: Array) -> Array:
+    """Of the rows that are not zero in `exact`."""
+    there = (exact != 0).any(axis=-1)
+    return row_cosines(exact[there], other[there])
+
+
+def require(parity: Parity, variant: Variant) -> Parity:
+    """Answer the parity of a variant that may serve. Raises VerificationFailed for another."""
+    if parity.mean_cosine is not None and not parity.mean_cosine >= LEAST_MEAN[variant]:
+        raise VerificationFailed(
+            f"this model does not survive {variant}: mean cosine to f32 {parity.mean_cosine:.4f} < "
+            f"{LEAST_MEAN[variant]}; use precision auto"
+        )
+    if parity.max_difference is not None and not parity.max_difference <= 1 - LEAST_MEAN[variant]:
+        raise VerificationFailed(
+            f"this model does not survive {variant}: a score moves by {parity.max_difference:.4f} of their range; "
+            "use precision auto"
+        )
+    return parity
+
+
+def key_of(engine: str, stored: Stored, samples: Sequence[Mapping[str, Array]]) -> str:
+    """What a Parity holds for: the engine with its version, the graph and its outputs, the samples."""
+    facts = stored.manifest.files.get(stored.manifest.graph)
+    outputs = ",".join(stored.manifest.text_spec.outputs)
+    return f"{engine}; graph {facts.sha256[:16] if facts else ''} ({outputs}); samples {digest_of(samples)}"
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a variant with its weights."""
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+def _vectors(spec: TextSpec) -> tuple[str, ...]:
+    """The outputs that are compared: all but the unit vector of one that is there as well, whose direction it has."""
+    return tuple(name for name in spec.outputs if name != spec.sentence_embedding or name == spec.pooled)
+
+
+def _seconds(run: Run, sample: Mapping[str, Any], outputs: Sequence[str], clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(_TIMED):
+        begin = clock()
+        run({**sample}, outputs)
+        times.append(clock() - begin)
+    return max(min(times), 1e-9)

@@ -1,0 +1,80 @@
+"""The tokenizer of a text model as clients may see it: tokens with their offsets, and ids back to text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shoal.core.protocols import Token
+from shoal.errors import InvalidValue, TooLong
+from shoal.pipelines.text import prompts
+from shoal.pipelines.text.tokenizer import TextTokenizer
+
+CHUNK_CHARS = 65_536
+"""Offsets make tokenising hold the interpreter now and then; a long text is taken in chunks of this size."""
+MOST_CHARS = 524_288
+"""Of one request, prompts included. Nothing of it may be cut, and a token costs nearly a kilobyte while it is told."""
+INLINE_CHARS = 512
+INLINE_IDS = 512
+
+
+class TokenizerCodec:
+    """TextCodec over a TextTokenizer; large jobs run in a thread.
+
+    Texts are not cut. The prompt (the default one when none is named) is part of what is tokenised, and offsets
+    count its characters.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, spec: prompts.Prompted) -> None:
+        self._tokenizer = tokenizer
+        self._spec = spec
+
+    async def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]:
+        """Raises InvalidValue for a prompt that the model does not have, TooLong for more than MOST_CHARS."""
+        prompt = prompts.resolve(self._spec, prompt_name, None)
+        size = sum(map(len, texts)) + len(texts) * len(prompt)
+        if size > MOST_CHARS:
+            raise TooLong(
+                f"the texts have {size} characters, and at most {MOST_CHARS} are tokenised at once; send them in parts",
+                param="inputs",
+            )
+        if size + len(texts) * 16 <= INLINE_CHARS:
+            return self._tokenize(texts, prompt, add_special_tokens)
+        return await asyncio.to_thread(self._tokenize, texts, prompt, add_special_tokens)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """Raises InvalidValue for an id that the tokenizer does not have."""
+        if sum(map(len, ids)) <= INLINE_IDS:
+            return self._decode(ids, skip_special_tokens)
+        return await asyncio.to_thread(self._decode, ids, skip_special_tokens)
+
+    def _tokenize(self, texts: Sequence[str], prompt: str, add_special_tokens: bool) -> list[list[Token]]:
+        before = self._frame(self._tokenizer.prefix) if add_special_tokens else []
+        after = self._frame(self._tokenizer.suffix) if add_special_tokens else []
+        return [[*before, *self._tokens(prompt + text), *after] for text in texts]
+
+    def _tokens(self, text: str) -> list[Token]:
+        raw = self._tokenizer.raw
+        tokens: list[Token] = []
+        start = 0
+        for chunk in self._tokenizer.chunks(text, CHUNK_CHARS):
+            encoding = raw.encode_batch([chunk], add_special_tokens=False)[0]
+            tokens += [
+                Token(i, chunk[a:b], False, start + a, start + b)
+                for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
+            ]
+            start += len(chunk)
+        return tokens
+
+    def _frame(self, ids: Sequence[int]) -> list[Token]:
+        return [Token(i, self._tokenizer.raw.id_to_token(i) or "", True, None, None) for i in ids]
+
+    def _decode(self, ids: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        size = self._tokenizer.vocab_size
+        for one in ids:
+            if one and (min(one) < 0 or max(one) >= size):
+                bad = next(i for i in one if not 0 <= i < size)
+                raise InvalidValue(f"token id {bad} is outside the vocabulary (0 to {size - 1})", param="ids")
+        return self._tokenizer.raw.decode_batch([list(one) for one in ids], skip_special_tokens=skip_special_tokens)

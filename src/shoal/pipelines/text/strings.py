@@ -1,0 +1,289 @@
+"""Texts sent as they are, to models that bring their own tokenizer, and their rows to vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
+from shoal.errors import EmptyInput, InvalidValue, ShoalError
+from shoal.pipelines.jobs import Entry, Known, Text, in_order
+from shoal.pipelines.outputs import PLAIN, check_kinds, finite
+from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
+from shoal.pipelines.text import prompts
+from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
+from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, SparseVector, VectorKind
+
+NIM_PASSES: Passes = frozenset({"truncate", "truncation_direction", "input_type", "dimensions"})
+_NIM_ROLES = {"query": "query", "document": "passage"}
+_WHOLE: Shape = (None, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StringSpec:
+    """What is known of a model that reads texts.
+
+    `normalized`: its rows are unit vectors as they come. `max_tokens`: where it cuts a text, at the right unless it is
+    told otherwise, as counted by the tokenizer that the pipeline is given; 0: not known. `kinds`: the vectors that it
+    gives. `output` names the dense ones, [rows, dimension]; `sparse` an object array [rows] of SparseVector, `tokens`
+    and `multi` object arrays [rows] of float32 [l, width]; `token_count` its count of the tokens read ("" where it
+    gives none). `passes`: what it does itself when it is told, of "truncate", "truncation_direction", "prompt_name",
+    "input_type", "normalize" and "dimensions"; a server that takes the names of prompts is told the name, and Shoal
+    puts nothing before a text. `nim`: it passes NIM_PASSES, and is told them in NVIDIA NIM's words. `ids`: it takes
+    token ids, a list of int in the place of a text, in calls of their own.
+    """
+
+    dimension: int
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    normalized: bool = False
+    max_tokens: int = 0
+    kinds: tuple[VectorKind, ...] = PLAIN
+    output: str = "embedding"
+    sparse: str = "sparse_embedding"
+    tokens: str = "token_embeddings"
+    multi: str = "multi_vectors"
+    token_count: str = ""
+    passes: Passes = frozenset()
+    nim: bool = False
+    ids: bool = False
+
+
+class _Asked(NamedTuple):
+    """What a task asks of each of its items. `shape`: what is left to be done to its rows here."""
+
+    prompt: str
+    added: str | None
+    truncate: bool
+    direction: Direction
+    shape: Shape
+    kinds: tuple[VectorKind, ...]
+    outputs: tuple[str, ...]
+    params: dict[str, Any]
+    group: Hashable
+
+
+class _Row(NamedTuple):
+    shape: Shape
+    kinds: tuple[VectorKind, ...]
+
+
+class StringPipeline:
+    """Pipeline for one model that takes text: a batch is {"text": object array [rows] of str}, never padded.
+
+    Items that ask for other kinds of vectors are in calls of their own, since servers have a path for each kind.
+    `tokenizer` only counts: usage is exact with it. Without one usage is what the model says (`spec.token_count`), or
+    else an estimate, a token for 4 bytes. `normalize` False is the operator's word that rows stay as the model gives
+    them, whatever a request asks. `truncate` is the default for requests that do not say; what a model cuts is known
+    only with a tokenizer and `spec.max_tokens`.
+    """
+
+    def __init__(
+        self,
+        spec: StringSpec,
+        *,
+        truncate: bool,
+        normalize: bool | None = None,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        self.spec = spec
+        self.truncate = truncate
+        self.tokenizer = tokenizer
+        self._normalize = normalize
+        self._passes = NIM_PASSES if spec.nim else spec.passes
+        self._cutting = Cutting(self._passes, limit=spec.max_tokens if tokenizer is not None else 0, default=truncate)
+        self._told = spec.token_count if tokenizer is None else ""
+        self._names: dict[VectorKind, str] = {
+            "dense": spec.output,
+            "sparse": spec.sparse,
+            "tokens": spec.tokens,
+            "multi": spec.multi,
+        }
+        self._known: Known[_Asked] = Known()
+        self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
+
+    @property
+    def work(self) -> Work:
+        return "light" if self.tokenizer is None else "usual"
+
+    def check(self, task: Batched) -> None:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
+        truncation_direction, a kind of vectors)."""
+        self._asked(task)
+
+    def estimate(self, item: Item) -> int:
+        assert not isinstance(item, tuple | Image)
+        if not isinstance(item, str):
+            return max(1, len(item))
+        return self._cutting.capped(max(1, byte_size(item) // 3))
+
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        return in_order(items, asked=self._asked, texts=self._from_texts, ids=self._from_ids)
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        return {TEXT: joined(batch, TEXT)}
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+        count = len(batch)
+        kinds = batch[0].extra.kinds  # a group's items ask for the same
+        dense: list[Array | ShoalError] = []
+        if "dense" in kinds:
+            vectors = outputs[self.spec.output][:count].reshape(count, -1)
+            dense = shape_rows(vectors, [item.extra.shape for item in batch])
+        rows: list[Row | ShoalError]
+        rows = [*dense] if kinds == PLAIN else [self._set(outputs, place, kinds, dense) for place in range(count)]
+        return [*counted(rows, outputs[self._told])] if self._told else [*rows]
+
+    def _set(
+        self, outputs: Tensors, place: int, kinds: tuple[VectorKind, ...], dense: Sequence[Array | ShoalError]
+    ) -> VectorSet | ShoalError:
+        vector = dense[place] if dense else None
+        if isinstance(vector, ShoalError):
+            return vector
+        found = {kind: outputs[self._names[kind]][place] for kind in kinds if kind != "dense"}
+        sparse: SparseVector | None = found.pop("sparse", None)
+        arrays = {kind: np.asarray(rows, dtype=np.float32) for kind, rows in found.items()}
+        return finite(VectorSet(dense=vector, sparse=sparse, tokens=arrays.get("tokens"), multi=arrays.get("multi")))
+
+    def _prompt(self, task: Embed) -> str:
+        """What is put before each text here."""
+        prompts.check_role(task.input_type)
+        if "prompt_name" in self._passes:
+            return ""
+        if "input_type" in self._passes and task.input_type is not None and task.prompt_name is None:
+            return ""  # the model puts the words of a role before a text itself
+        return prompts.resolve(self.spec, task.prompt_name, task.input_type)
+
+    def _asked(self, task: Batched) -> _Asked:
+        assert isinstance(task, Embed)
+        return self._known.of(task, self._worked_out)
+
+    def _worked_out(self, task: Embed) -> _Asked:
+        kinds = task.outputs
+        check_kinds(kinds, self.spec.kinds)
+        prompt = self._prompt(task)
+        shape = _WHOLE
+        if "dense" in kinds:
+            gives_raw = "normalize" in self._passes or not self.spec.normalized
+            check_shape(task, self.spec.dimension, gives_raw=gives_raw)
+            shape = shape_of(task, self.spec.dimension, self._normalize)
+        self._cutting.check(task)
+        params = self._params(task, shape)
+        names = tuple([self._names[kind] for kind in kinds])
+        told = tuple(params.items())
+        return _Asked(
+            prompt=prompt,
+            added=None if "prompt_name" in self._passes else prompts.added_by(task, prompt),
+            truncate=self._cutting.wanted(task),
+            direction=task.truncation_direction,
+            shape=self._left(shape),
+            kinds=kinds,
+            outputs=(*names, self._told) if self._told else names,
+            params=params,
+            group=told if kinds == PLAIN else (told, kinds),
+        )
+
+    def _params(self, task: Embed, shape: Shape) -> dict[str, Any]:
+        passes, (dimensions, normalize) = self._passes, shape
+        params = self._cutting.params(task)
+        name, role = task.prompt_name, task.input_type
+        if "input_type" in passes:
+            if role is not None:
+                params["input_type"] = role
+        elif role is not None and name is None:
+            name = prompts.of_role(self.spec, role)
+        if "prompt_name" in passes and name is not None:
+            params["prompt_name"] = name
+        if "dense" in task.outputs:
+            if "normalize" in passes:
+                params["normalize"] = normalize
+            if "dimensions" in passes and dimensions is not None:
+                params["dimensions"] = dimensions
+        return _in_nims_words(params) if self.spec.nim else params
+
+    def _left(self, shape: Shape) -> Shape:
+        """What is left to be done here. Rows that are cut here are normalised once more; to cut what the model cut
+        changes nothing."""
+        dimensions, normalize = shape
+        cut_here = dimensions is not None and "dimensions" not in self._passes
+        return dimensions, normalize and (cut_here or "normalize" not in self._passes)
+
+    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+        texts: list[str] = []
+        for asked, item in waiting:
+            assert isinstance(item, str)
+            texts.append(asked.prompt + item if asked.prompt else item)
+        return [
+            self._from_text(asked, text, count)
+            for (asked, _), text, count in zip(waiting, texts, self._counts(texts), strict=True)
+        ]
+
+    def _counts(self, texts: list[str]) -> list[Count | None]:
+        """The tokens of each text; None where nobody can count them."""
+        if self.tokenizer is None:
+            return [None] * len(texts)
+        fits = self.tokenizer.fit_each(texts, ["right"] * len(texts), self._cutting.counted)
+        return [None if isinstance(fitted, ShoalError) else Count(fitted.total, fitted.exact) for fitted in fits]
+
+    def _from_text(self, asked: _Asked, text: str, count: Count | None) -> Entry:
+        size = utf8_size(text)
+        if isinstance(size, ShoalError):
+            return size
+        return self._prepared(asked, text, text, count, weighed(size, count, self._cutting))
+
+    def _from_ids(self, asked: _Asked, ids: list[int]) -> Entry:
+        if not self.spec.ids:
+            return InvalidValue(
+                "the model reads text, not token ids: send the text itself, or serve the model that its tokenizer "
+                "feeds, with `tokenizer` set",
+                param="input",
+            )
+        if asked.added is not None:
+            return prompts.not_for_ids(asked.added)
+        if not ids:
+            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
+        if min(ids) < 0 or max(ids) >= self._ids_end:
+            bad = next(i for i in ids if not 0 <= i < self._ids_end)
+            return InvalidValue(
+                f"token id {bad} is outside this model's vocabulary (0 to {self._ids_end - 1}): send the text itself",
+                param="input",
+            )
+        count = Count(len(ids), True)
+        return self._prepared(asked, ids, tuple(ids), count, weighed(0, count, self._cutting))
+
+    def _prepared(
+        self, asked: _Asked, item: str | list[int], key: Hashable, count: Count | None, weight: tuple[int, int]
+    ) -> Entry:
+        truncated = self._cutting.truncates(count)
+        if truncated and count is not None:
+            error = self._cutting.refusal(count, asked.truncate, asked.direction)
+            if error is not None:
+                return error
+        cost, tokens = weight
+        row = _Row(asked.shape, asked.kinds)
+        return Prepared(
+            tensors={TEXT: objects([item])},
+            cost=cost,
+            group=asked.group if isinstance(item, str) else ("ids", asked.group),
+            outputs=asked.outputs,
+            tokens=tokens,
+            truncated=truncated,
+            key=(key, asked.group, row),
+            extra=row,
+            params=asked.params,
+        )
+
+
+def _in_nims_words(params: Mapping[str, Any]) -> dict[str, Any]:
+    """As NVIDIA NIM's embedding API names them."""
+    end = "START" if params.get("truncation_direction") == "left" else "END"
+    worded: dict[str, Any] = {"truncate": end if params["truncate"] else "NONE"}
+    if "input_type" in params:
+        worded["input_type"] = _NIM_ROLES[params["input_type"]]
+    if "dimensions" in params:
+        worded["dimensions"] = params["dimensions"]
+    return worded

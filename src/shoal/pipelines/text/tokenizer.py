@@ -1,0 +1,312 @@
+"""A model's tokenizer.json: texts to ids, cut to what the model takes without reading all of a long text.
+
+A long text is cut by characters before it is tokenised, and never at the price of other tokens than the whole text
+would give. Where a tokenizer treats each word on its own, the tokens of a text up to a space are the first tokens of
+the whole text; so a piece that ends (or starts) at a space between words, and gives `MARGIN` tokens more than are kept,
+is as good as the whole. Whether a tokenizer is of that kind is found out once, when it is loaded; for the others, and
+where no space is found, all of the text is tokenised, as far as `most_chars` allows: a token costs hundreds of bytes
+while it is made, so that nobody may ask for millions of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.normalizers import Lowercase, Normalizer, Replace, Strip
+from tokenizers.normalizers import Sequence as Normalizers
+
+from shoal.errors import InvalidValue, ModelFileError, ShoalError, TooLong
+from shoal.pipelines import probing
+from shoal.types import Direction
+
+CHARS_PER_TOKEN = 8
+"""The first piece of a text: ordinary prose has 4 to 5 characters a token, so that one piece nearly always does."""
+GROWTH = 4
+MARGIN = 16
+"""Normalizers that collapse or prepend blanks can change a token next to the cut; so many are left out of account."""
+WINDOW = 4096
+TRIES = 64
+CHARS_AT_ONCE = 262_144
+READ_CHARS = 65_536
+"""A text up to this size is read whole where it must be, whatever the model takes."""
+_BLANKS = r"[\s\x1c-\x1f]+"
+"""Python's white space: the tokenizers library leaves out the last four."""
+DENSE = 32
+SPARSE = 250
+"""What is longer, and cannot be cut well, is cut anywhere: after DENSE characters a token that is kept, and where those
+are not enough after SPARSE, the bound of Text Embeddings Inference."""
+
+
+SAMPLES = (
+    "The quick brown fox jumps over the lazy dog, and unbelievably it wasn't tokenized in 1984.",
+    "Où est la bibliothèque? Größe, naïve, façade, señor, Ångström.",
+    "for i in range(10): print(f'{i:>3}')  # 3.14159",
+    "東京 Привет мир नमस्ते",
+)
+"""Texts on which tokenizers differ that differ in their words, in case or in accents."""
+
+
+def most_chars(max_tokens: int) -> int:
+    """So much of one text is tokenised at most for a model that takes `max_tokens`."""
+    return max(READ_CHARS, max_tokens * SPARSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`.
+
+    A text that was not read to its end counts as one that is too long.
+    """
+
+    ids: list[int]
+    total: int
+    exact: bool
+
+
+def byte_size(text: str) -> int:
+    """The bytes of a text in UTF-8, half surrogate pairs included."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def too_long(total: int, exact: bool, limit: int) -> TooLong:
+    """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
+    amount = f"{total}" if exact else f"at least {total}"
+    return TooLong(
+        f"the input has {amount} tokens, the model takes at most {limit}; shorten it, or let it be cut (truncate)",
+        param="input",
+    )
+
+
+def fingerprint(folder: Path, file: str) -> str:
+    """16 hex digits of the ids that a tokenizer makes of a few texts. Raises ModelFileError. Blocks."""
+    tokenizer = read_tokenizer(folder, file)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found = [each.ids for each in tokenizer.encode_batch_fast(SAMPLES)]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+class TextTokenizer:
+    """Safe to use from several threads at once; nothing changes after construction.
+
+    `prefix` and `suffix` are the special tokens around every text. Padding and truncation of the file itself are off.
+    `frame` False: there are none, whatever the file says. `dropped`: ids that are taken out of every text, before it is
+    counted or cut. Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept
+    when cutting. `cleaning` is that of a TextSpec.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        file: str,
+        *,
+        lower_case: bool = False,
+        frame: bool = True,
+        dropped: Sequence[int] = (),
+        cleaning: str = "",
+    ) -> None:
+        self.raw = read_tokenizer(folder, file)
+        self.raw.no_padding()
+        self.raw.no_truncation()
+        if cleaning:
+            _clean(self.raw, cleaning)
+        if lower_case:
+            _lower_case(self.raw)
+        self.vocab_size: int = self.raw.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
+        self.prefix, self.suffix = probing.frame(self.raw, file) if frame else ([], [])
+        self.cuts_right, self.cuts_left = probing.words_stand_alone(self.raw)
+        self._frames = frame
+        self._dropped = frozenset(dropped)
+        self._added_ends = {
+            token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip
+        }
+        self._ideographs = len(probing.parts(self.raw, "東京")) == 2
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        found = [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special and self._frames)]
+        return [self._kept(ids) for ids in found] if self._dropped else found
+
+    def fit(
+        self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
+    ) -> list[Fitted]:
+        """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay.
+
+        `special` False: the text's own tokens alone.
+        """
+        size, most = max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
+        pieces = [
+            text if len(text) <= size else self.piece(text, direction, size, most)
+            for text, direction in zip(texts, directions, strict=True)
+        ]
+        fitted: list[Fitted] = []
+        while len(fitted) < len(pieces):
+            start = len(fitted)
+            for i, ids in enumerate(self.encode(_at_once(pieces, start), special=special), start):
+                if len(ids) <= max_tokens and pieces[i] is texts[i]:
+                    fitted.append(Fitted(ids, len(ids), True))
+                else:
+                    fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens, special=special))
+        return fitted
+
+    def fit_each(
+        self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
+    ) -> list[Fitted | ShoalError]:
+        """As `fit`; a text that the tokenizer cannot read has InvalidValue in its place."""
+        if not texts:
+            return []
+        try:
+            return list(self.fit(texts, directions, max_tokens, special=special))
+        except (
+            Exception
+        ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
+            if len(texts) == 1:
+                return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
+            return [
+                self.fit_each([text], [direction], max_tokens, special=special)[0]
+                for text, direction in zip(texts, directions, strict=True)
+            ]
+
+    def count(self, text: str, most: int) -> tuple[int, bool]:
+        """The tokens of the first `most` characters of a text, without special ones, and whether that is all of it."""
+        pieces = list(self.chunks(text[:most], READ_CHARS))
+        return sum(len(self.encode([piece], special=False)[0]) for piece in pieces), len(text) <= most
+
+    def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
+        """At least `size` characters of the kept end, up to a space between words; where there is no such place within
+        `most` characters, those, or `text` itself when it has no more."""
+        right = direction == "right"
+        if self.cuts_right if right else self.cuts_left:
+            while size < min(len(text), most):
+                at = self._boundary(text, size) if right else self._boundary_before(text, len(text) - size)
+                if at is not None:
+                    return text[:at] if right else text[at:]
+                size *= GROWTH
+        if len(text) <= most:
+            return text
+        return text[:most] if right else text[-most:]
+
+    def chunks(self, text: str, size: int) -> Iterator[str]:
+        """All of `text` in pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
+        start = 0
+        if self.cuts_right and self.cuts_left:
+            while len(text) - start > size:
+                at, ahead = None, size
+                while at is None and start + ahead < len(text):
+                    at = self._boundary(text, start + ahead)
+                    ahead *= GROWTH
+                if at is None:
+                    break
+                yield text[start:at]
+                start = at
+        yield text[start:] if start else text
+
+    def _boundary(self, text: str, at: int) -> int | None:
+        """The first place from `at` (at least 1) on that parts words, near enough to be worth the search."""
+        if self._ideographs:
+            for place in range(at, min(at + TRIES, len(text))):
+                if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
+                    return place
+        stop = at + WINDOW
+        for _ in range(TRIES):
+            at = text.find(" ", at, stop)
+            if at < 0:
+                return None
+            if self._ends_word(text[at - 1]):
+                return at
+            at += 1
+        return None
+
+    def _boundary_before(self, text: str, at: int) -> int | None:
+        """The last place up to `at` that parts words, near enough to be worth the search."""
+        if self._ideographs:
+            for place in range(at, max(at - TRIES, 0), -1):
+                if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
+                    return place
+        stop = max(at - WINDOW, 1)
+        at += 1
+        for _ in range(TRIES):
+            at = text.rfind(" ", stop, at)
+            if at < 0:
+                return None
+            if self._ends_word(text[at - 1]):
+                return at
+        return None
+
+    def _ends_word(self, char: str) -> bool:
+        """Whether a space after it parts words, come what may: no blank, nothing that a normalizer takes away, and not
+        the end of an added token, which may take the space for itself."""
+        return (char.isalnum() or "!" <= char <= "~") and char not in self._added_ends
+
+    def _kept(self, ids: list[int]) -> list[int]:
+        return [i for i in ids if i not in self._dropped]
+
+    def _cut(
+        self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int, *, special: bool
+    ) -> Fitted:
+        most = most_chars(max_tokens)
+        while piece is not text and len(piece) < most and len(ids) < max_tokens + MARGIN:
+            size = len(piece) * GROWTH
+            piece = self.piece(text, direction, size, min(most, max(READ_CHARS, size)))
+            ids = self.encode([piece], special=special)[0]
+        exact = piece is text
+        total = len(ids) if exact else max(len(ids), max_tokens + 1)
+        if len(ids) <= max_tokens:
+            return Fitted(ids, total, exact)
+        prefix, suffix = (self.prefix, self.suffix) if special else ([], [])
+        room = max(max_tokens - len(prefix) - len(suffix), 0)
+        start = len(prefix) if direction == "right" else len(ids) - len(suffix) - room
+        return Fitted([*prefix, *ids[start : start + room], *suffix], total, exact)
+
+
+def _at_once(pieces: list[str], start: int) -> list[str]:
+    """The pieces from `start` that are tokenised in one call: nearly always the rest, and always at least one."""
+    stop, size = start, 0
+    while stop < len(pieces) and (stop == start or size + len(pieces[stop]) <= CHARS_AT_ONCE):
+        size += len(pieces[stop])
+        stop += 1
+    return pieces[start:stop]
+
+
+def read_tokenizer(folder: Path, file: str) -> Tokenizer:
+    """The tokenizer in a model's folder, as the file has it. Raises ModelFileError."""
+    path = folder / file
+    if not path.is_file():
+        raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
+        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
+
+
+def _clean(raw: Tokenizer, cleaning: str) -> None:
+    """What SiglipTokenizer does before its sentencepiece model reads a text."""
+    if cleaning != "canonical":
+        raise ModelFileError(f"unknown cleaning {cleaning!r}; fetch the model again", file="tokenizer_config.json")
+    punctuation = Replace(Regex(f"[{re.escape(string.punctuation)}]"), "")
+    raw.normalizer = Normalizers([punctuation, Replace(Regex(_BLANKS), " "), Strip(), *_normalizers(raw)])
+
+
+def _normalizers(raw: Tokenizer) -> list[Normalizer]:
+    own = raw.normalizer
+    if isinstance(own, Normalizers):
+        return [own[i] for i in range(len(own))]
+    return [] if own is None else [own]
+
+
+def _lower_case(raw: Tokenizer) -> None:
+    """Lower-case before all else, as sentence-transformers does for do_lower_case."""
+    parts = _normalizers(raw)
+    if not any(isinstance(part, Lowercase) for part in parts):
+        raw.normalizer = Normalizers([Lowercase(), *parts])
+
+
+def _is_ideograph(char: str) -> bool:
+    return "\u4e00" <= char <= "\u9fff"

@@ -1,0 +1,267 @@
+"""Texts and token ids to the tensors of an encoder, and its rows to vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work
+from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
+from shoal.pipelines import pooling
+from shoal.pipelines.jobs import Entry, Known, Text, in_order
+from shoal.pipelines.late_interaction import Sides
+from shoal.pipelines.outputs import PLAIN, Heads, check_kinds
+from shoal.pipelines.outputs import Asked as AskedRow
+from shoal.pipelines.text import prompts
+from shoal.pipelines.text.padding import IDS, check_inputs, padded
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, byte_size, most_chars, too_long
+from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
+from shoal.specs import TextSpec
+from shoal.types import Array, Batched, Direction, Embed, Image, Item, VectorKind
+
+_WHOLE: Shape = (None, False)
+
+
+class _Asked(NamedTuple):
+    """What a task asks of each of its items. `added` is the field that named a prompt; `skip`: tokens of the prompt
+    that pooling leaves out."""
+
+    prompt: str
+    added: str | None
+    skip: int
+    truncate: bool
+    direction: Direction
+    shape: Shape
+    kinds: tuple[VectorKind, ...]
+    query: bool
+    outputs: tuple[str, ...]
+    group: tuple[str, ...]
+
+
+class TextPipeline:
+    """Pipeline for one text model, with the vectors that sentence-transformers 6 gives for the same files: texts are
+    taken as they are, blanks included, with the prompt before them.
+
+    Items that want dense vectors alone need the output `spec.pooled` alone and share an engine call with every other
+    such item: cutting to `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's
+    precision. Where that output is "token_embeddings", [rows, length, width], they are pooled here as well. What else
+    an item needs, and with whom it shares a call, is said by `outputs.Heads`.
+    A static model (`spec.frame_tokens` False) gives zeros for a text of which it knows no token, as model2vec and
+    StaticEmbedding do, or what the modules after its table make of zeros; any other text without a token is EmptyInput.
+    `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
+    `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
+    spec cannot be used.
+    """
+
+    def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
+        check_inputs(spec)
+        masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
+        self._modes = _pooled_here(spec)
+        if masked and "pooling_mask" not in spec.inputs and self._modes is None:
+            raise ModelFileError(
+                "false needs a graph with a pooling_mask input; convert the model from its safetensors",
+                file="1_Pooling/config.json",
+                key="include_prompt",
+            )
+        self.spec = spec
+        self.truncate = truncate
+        self.tokenizer = TextTokenizer(
+            folder,
+            spec.tokenizer,
+            lower_case=spec.lower_case,
+            frame=spec.frame_tokens,
+            dropped=spec.dropped,
+            cleaning=spec.cleaning,
+        )
+        self._kinds = spec.kinds
+        self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
+        self._heads = Heads(spec)
+        self._sides = Sides(spec.multi, spec.max_tokens)
+        self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
+        self._blank_zeros = not spec.frame_tokens and set(spec.modules) <= {"normalize"}
+        self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
+        self._normalize = normalize
+        self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
+        self._known: Known[_Asked] = Known()
+
+    @property
+    def work(self) -> Work:
+        return "usual"
+
+    def check(self, task: Batched) -> None:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
+        self._asked(task)
+
+    def estimate(self, item: Item) -> int:
+        """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
+        full, so that nobody thinks its tokenising a small job."""
+        assert not isinstance(item, tuple | Image)
+        if not isinstance(item, str):
+            return max(1, len(item))
+        frame = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        if len(item) > self._read_whole:
+            return frame + len(item) // 3
+        return max(1, min(self.spec.max_tokens, frame + byte_size(item) // 3))
+
+    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+        return in_order(items, asked=self._asked, texts=self._from_texts, ids=self._from_ids)
+
+    def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
+        attended = None
+        if self._sides.fills_unattended or not self.spec.frame_tokens:
+            least = 1 if self.spec.frame_tokens or self._blank_zeros else 0
+            attended = [max(item.extra.tokens, least) for item in batch]
+        skips = [item.extra.skip for item in batch] if "pooling_mask" in self.spec.inputs else ()
+        return padded(batch, facts, self.spec, attended, skips)
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
+        kinds = [item.extra.kinds for item in batch]
+        if kinds.count(PLAIN) == len(kinds):
+            return self._dense(outputs, batch)
+        dense = self._dense(outputs, batch) if any("dense" in each for each in kinds) else []
+        return self._heads.rows(outputs, batch, dense)
+
+    def _dense(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
+        rows = outputs[self.spec.pooled][: len(batch)]
+        if self._modes is not None:
+            lengths = [max(item.extra.tokens, 1) for item in batch]
+            rows = pooling.pool(rows, lengths, [item.extra.skip for item in batch], self._modes)
+        vectors = shape_rows(rows, [item.extra.shape for item in batch])
+        if self._blank_zeros:
+            for place, item in enumerate(batch):
+                vector = vectors[place]
+                if not item.extra.tokens and not isinstance(vector, ShoalError):
+                    vectors[place] = np.zeros_like(vector)
+        return vectors
+
+    def _asked(self, task: Batched) -> _Asked:
+        assert isinstance(task, Embed)
+        return self._known.of(task, self._worked_out)
+
+    def _worked_out(self, task: Embed) -> _Asked:
+        kinds = task.outputs
+        check_kinds(kinds, self._kinds)
+        prompt = prompts.resolve(self.spec, task.prompt_name, task.input_type)
+        dense = "dense" in kinds
+        if dense:
+            check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
+        return _Asked(
+            prompt=prompt,
+            added=prompts.added_by(task, prompt),
+            skip=self._skips.get(prompt, 0),
+            truncate=self.truncate if task.truncate is None else task.truncate,
+            direction=task.truncation_direction,
+            shape=shape_of(task, self.spec.dimension, self._normalize) if dense else _WHOLE,
+            kinds=kinds,
+            query=task.input_type == "query" and (self._sides.differ or "multi" in kinds),
+            outputs=self._heads.outputs(kinds),
+            group=self._heads.group(kinds),
+        )
+
+    def _prompt_length(self, prompt: str) -> int:
+        """As sentence-transformers counts it: the tokens of the prompt alone, without a special token at their end."""
+        ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
+        return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
+
+    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+        texts: list[str] = []
+        for asked, item in waiting:
+            assert isinstance(item, str)
+            texts.append(asked.prompt + item if asked.prompt else item)
+        if not self._sides.differ:
+            return self._read(waiting, texts, query=False)
+        entries: list[Entry | None] = [None] * len(waiting)
+        for query in (False, True):
+            places = [place for place, (asked, _) in enumerate(waiting) if asked.query == query]
+            read = self._read([waiting[place] for place in places], [texts[place] for place in places], query=query)
+            for place, entry in zip(places, read, strict=True):
+                entries[place] = entry
+        return [entry for entry in entries if entry is not None]
+
+    def _read(self, waiting: list[tuple[_Asked, Text]], texts: list[str], *, query: bool) -> list[Entry]:
+        """Of texts of one side."""
+        room = self._sides.limit(query) - self._sides.marks(query)
+        fits = self.tokenizer.fit_each(texts, [asked.direction for asked, _ in waiting], room)
+        return [
+            self._from_text(asked, text, fitted) for (asked, _), text, fitted in zip(waiting, texts, fits, strict=True)
+        ]
+
+    def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Entry:
+        if isinstance(fitted, ShoalError):
+            return fitted
+        ids, skip = fitted.ids, asked.skip
+        truncated = fitted.total > len(ids)
+        if truncated:
+            if not asked.truncate:
+                marks = self._sides.marks(asked.query)
+                return too_long(fitted.total + marks, fitted.exact, self._sides.limit(asked.query))
+            if skip and asked.direction == "left":
+                skip = max(len(self.tokenizer.prefix), skip - self._lost(text, fitted, skip))
+        if not self._sides.differ:
+            return self._prepared(asked, ids, skip, truncated, len(ids))
+        ids = self._sides.marked(ids, asked.query, after=len(self.tokenizer.prefix))
+        return self._prepared(asked, self._sides.filled(ids, asked.query), skip, truncated, len(ids))
+
+    def _lost(self, text: str, fitted: Fitted, skip: int) -> int:
+        """Tokens that were cut at the left, of which only the first `skip` matter."""
+        lost = fitted.total - len(fitted.ids)
+        if fitted.exact or lost >= skip:
+            return lost
+        whole = len(text) <= most_chars(self.spec.max_tokens)
+        return len(self.tokenizer.encode([text])[0]) - len(fitted.ids) if whole else skip
+
+    def _from_ids(self, asked: _Asked, ids: list[int]) -> Entry:
+        if asked.added is not None:
+            return prompts.not_for_ids(asked.added)
+        if not ids:
+            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            bad = next(i for i in ids if not 0 <= i < self._vocab_size)
+            return InvalidValue(
+                f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). LangChain's "
+                "OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text",
+                param="input",
+            )
+        limit = self._sides.limit(asked.query)
+        truncated = len(ids) > limit
+        if truncated:
+            if not asked.truncate:
+                return too_long(len(ids), True, limit)
+            ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
+        return self._prepared(asked, ids, 0, truncated, len(ids))
+
+    def _prepared(self, asked: _Asked, ids: list[int], skip: int, truncated: bool, tokens: int) -> Entry:
+        if not ids:
+            if self.spec.frame_tokens:
+                return EmptyInput("the model's tokenizer makes no token of this text", param="input")
+            ids = [self.spec.pad_id]  # the engine needs a token; `finish` leaves it out of account
+        tensor = np.array(ids, dtype=np.int64)
+        row = AskedRow(asked.shape, skip, tokens, asked.kinds, asked.query)
+        return Prepared(
+            tensors={IDS: tensor},
+            cost=len(ids),
+            group=asked.group,
+            outputs=asked.outputs,
+            tokens=tokens,
+            truncated=truncated,
+            key=(tensor.tobytes(), row),
+            extra=row,
+        )
+
+
+def _pooled_here(spec: TextSpec) -> str | None:
+    """The pooling that is left to this side; None where the engine answers sentence vectors."""
+    if spec.pooled != pooling.TOKENS:
+        return None
+    pooling.check_modes(spec.pooling)
+    for module in spec.modules:
+        if module != "normalize":
+            raise ModelFileError(
+                f"a {module} follows the pooling, but the served graph ends in token vectors: serve one that gives "
+                "sentence_embedding",
+                file="modules.json",
+            )
+    return spec.pooling

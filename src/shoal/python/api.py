@@ -1,0 +1,435 @@
+"""Models in this process, without HTTP: the same gateway and lanes as `shoal serve`, behind a few plain methods.
+
+One thread of its own runs one event loop for all callers, synchronous ones from any thread and asynchronous ones from
+any loop alike: only there can their inputs meet in one batch. Nothing is changed for the process: no signals, no
+logging, no port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import math
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast, overload
+
+import msgspec
+import numpy as np
+
+from shoal import config
+from shoal.backends import parse_served
+from shoal.config import Loaded
+from shoal.config.settings import BY_NAME, convert
+from shoal.core.image_text_scoring import compare
+from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
+from shoal.python.arguments import (
+    check_options,
+    each_of,
+    index_of,
+    kinds_of,
+    read_all,
+    text_ids_or_picture,
+    text_of,
+    text_pair_or_picture,
+)
+from shoal.python.background import Background
+from shoal.python.images import Picture, picture_of
+from shoal.types import (
+    Classify,
+    Context,
+    Embed,
+    Embedded,
+    Image,
+    Rerank,
+    Scored,
+    SparseVector,
+    TextItem,
+    TextPair,
+    VectorKind,
+    Vectors,
+)
+
+T = TypeVar("T")
+
+CHUNK = 512
+"""Items that go to the gateway at once: full batches on every slot, and others have their turn in between."""
+
+_SERVERS_OWN = ("Server", "Logs")
+"""Sections of settings that are about a server."""
+
+_log = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document and how well it answers; `index` is its place in the list that was given."""
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A text and how well it describes a picture; `index` is its place in the list that was given. `score` is the
+    model's own: of CLIP a probability among all texts of the call, of SigLIP one by itself."""
+
+    index: int
+    text: str
+    cosine: float
+    score: float
+
+
+def open(*models: str, config: str | os.PathLike[str] | None = None, **settings: Any) -> Shoal:
+    """Run these models in this process: addresses as on the command line of `shoal serve`; none is what SHOAL_MODELS,
+    or the file, or else the default says.
+
+    `settings` go by the names of docs/settings.md and stand above SHOAL_* variables, these above the file `config`; no
+    file is read that was not named. Answers at once: models load behind it, and `with`, `async with` or the first call
+    wait for them. Raises ConfigError and AddressError for what can be seen before that.
+    """
+    return Shoal(_loaded(models, config, settings))
+
+
+class Shoal:
+    """Models that run in this process, made by `shoal.open`; close it, or use it as a context manager.
+
+    Every method may be called from any thread, the asynchronous ones from any event loop; many at once share batches.
+    They raise ShoalErrors: RequestError for what the caller asked, CapacityError, BackendError, SetupError when a model
+    could not be loaded. `model` "" is the default one. Lists of any length are cut up and put together again. A call
+    that is cancelled, or interrupted, leaves the queue.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._background = Background(loaded)
+
+    # -- the models, synchronous
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Vectors: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        outputs: Sequence[VectorKind],
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Embedded: ...
+
+    def embed(
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+    ) -> Vectors | Embedded:
+        """float32 [texts, dimension], one row a text in their order; with `outputs` every kind of vector named there,
+        with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`.
+
+        In place of a text there may be a picture, for models that take them: its file's bytes, a Path, or one of
+        Pillow's. A str is always a text."""
+        return self._background.wait(self._embed(texts, outputs, options))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[Ranked]:
+        """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given
+        (0: all of them). A model that only embeds ranks by its vectors."""
+        return self._background.wait(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+
+    def classify(
+        self,
+        inputs: Sequence[str | TextPair | Picture],
+        *,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[list[Label]]:
+        """The labels of each text, pair of texts or picture, by descending score."""
+        return self._background.wait(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    def rank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
+        """The texts by descending score: which of them describes the picture best. Raises Unsupported for a model that
+        does not compare pictures with texts."""
+        return self._background.wait(self._rank(image, texts, model))
+
+    # -- the same, asynchronous
+
+    @overload
+    async def aembed(
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Vectors: ...
+
+    @overload
+    async def aembed(
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        outputs: Sequence[VectorKind],
+        model: str = "",
+        input_type: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool | None = None,
+    ) -> Embedded: ...
+
+    async def aembed(
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+    ) -> Vectors | Embedded:
+        """As `embed`."""
+        return await self._background.awaited(self._embed(texts, outputs, options))
+
+    async def arerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[Ranked]:
+        """As `rerank`."""
+        return await self._background.awaited(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+
+    async def aclassify(
+        self,
+        inputs: Sequence[str | TextPair | Picture],
+        *,
+        raw_scores: bool = False,
+        model: str = "",
+        truncate: bool | None = None,
+    ) -> list[list[Label]]:
+        """As `classify`."""
+        return await self._background.awaited(self._classify(inputs, _task(model, raw_scores, truncate)))
+
+    async def arank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
+        """As `rank`."""
+        return await self._background.awaited(self._rank(image, texts, model))
+
+    # -- its life
+
+    def __enter__(self) -> Self:
+        try:
+            self._background.wait_ready()
+        except BaseException:  # also when it is interrupted: nobody else will close it
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._background.ready()
+        except BaseException:  # as in `__enter__`
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Free everything; calls under way fail with Unavailable. A second call does nothing more."""
+        self._background.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        await asyncio.to_thread(self.close)
+
+    # -- checked where the caller is, done on the loop
+
+    def _embed(
+        self, texts: Sequence[TextItem | Picture], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
+    ) -> Coroutine[Any, Any, Vectors | Embedded]:
+        inputs = each_of(texts, "texts", text_ids_or_picture)
+        if options.get("dimensions") is not None:
+            options["dimensions"] = index_of(options["dimensions"], "dimensions")
+        # Embed refuses options that it does not have, with a TypeError as of any call.
+        whole = Embed(inputs=[], outputs=kinds_of(outputs), **{"model": "", **options})
+        check_options(whole)
+        return self._embedded(whole, inputs, plain=outputs is None)
+
+    async def _embedded(
+        self, whole: Embed, inputs: Sequence[TextItem | Image | Path], *, plain: bool
+    ) -> Vectors | Embedded:
+        items = await read_all(inputs)
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(items)]
+        found = cast(list[Embedded], await self._background.results(tasks))
+        return _joined_vectors(found) if plain else _joined(found)
+
+    def _rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None, options: dict[str, Any]
+    ) -> Coroutine[Any, Any, list[Ranked]]:
+        texts = each_of(documents, "documents", text_of)
+        if top_n is not None and index_of(top_n, "top_n") < 0:
+            raise InvalidValue(f"top_n is {top_n}: give how many of the best to answer, or 0 for all", param="top_n")
+        whole = Rerank(queries=[text_of(query, "query")], documents=texts, **options)
+        check_options(whole)
+        tasks = [msgspec.structs.replace(whole, documents=part) for part in _parts(texts)]
+        return self._ranked(tasks, texts, top_n or None)
+
+    async def _ranked(self, tasks: list[Rerank], texts: list[str], top_n: int | None) -> list[Ranked]:
+        found = cast(list[Scored], await self._background.results(tasks))
+        scores = [float(score) for each in found for score in each.scores[:, 0]]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return [Ranked(index, scores[index], texts[index]) for index in order[:top_n]]
+
+    def _classify(
+        self, inputs: Sequence[str | TextPair | Picture], options: dict[str, Any]
+    ) -> Coroutine[Any, Any, list[list[Label]]]:
+        listed = each_of(inputs, "inputs", text_pair_or_picture)
+        whole = Classify(inputs=[], **options)
+        check_options(whole)
+        return self._labelled(whole, listed)
+
+    async def _labelled(self, whole: Classify, inputs: Sequence[str | TextPair | Image | Path]) -> list[list[Label]]:
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(await read_all(inputs))]
+        found = cast(list[Scored], await self._background.results(tasks))
+        gateway = self._background.gateway
+        facts = gateway.model(gateway.resolve(tasks[0].model, "classify")[0]).facts
+        labels = facts.labels if facts is not None else ()
+        return [
+            sorted(map(Label, labels, row.tolist()), key=lambda each: -each.score)
+            for each in found
+            for row in each.scores
+        ]
+
+    def _rank(self, image: Picture, texts: Sequence[str], model: str) -> Coroutine[Any, Any, list[Match]]:
+        picture = picture_of(image)
+        if picture is None:
+            raise WrongType(
+                f"image must be the bytes of a picture's file, a Path or one of Pillow's, not {type(image).__name__}",
+                param="image",
+            )
+        listed = each_of(texts, "texts", text_of)
+        check_options(Embed(model=model, inputs=listed))
+        return self._matched(picture, listed, model)
+
+    async def _matched(self, picture: Image | Path, texts: list[str], model: str) -> list[Match]:
+        gateway = self._background.gateway
+        gateway.takes(model, "image")
+        name = gateway.resolve(model, "embed")[0]
+        facts = gateway.model(name).facts
+        if facts is None or facts.contrast is None:
+            raise Unsupported(
+                f"the model {name!r} does not compare pictures with texts: name a CLIP or SigLIP model", param="model"
+            )
+
+        async def run(whole: Embed, ctx: Context) -> Embedded:
+            tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts([*whole.inputs])]
+            return _joined(await self._background.results(tasks))
+
+        ctx = Context(id="rank", deadline=math.inf)  # each part has its own
+        found = await compare(run, name, await read_all([picture]), texts, ctx, facts.contrast)
+        rows = zip(texts, found.cosine[0].tolist(), found.scores[0].tolist(), strict=True)
+        matches = [Match(index, *row) for index, row in enumerate(rows)]
+        # Far from the best, probabilities are all 0.
+        return sorted(matches, key=lambda each: (-each.score, -each.cosine))
+
+
+def _loaded(models: Sequence[object], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
+    for name in settings:
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+            raise ConfigError(f"{name} is not a setting: {hint}", param=name)
+        if BY_NAME[name].section in _SERVERS_OWN:
+            raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
+        if settings[name] is not None:
+            convert(BY_NAME[name], settings[name], name)  # by its name here, which is no flag's
+    for model in models:
+        if not isinstance(model, str):
+            hint = "several are given one by one" if isinstance(model, list | tuple) else "of a folder it is file:PATH"
+            raise AddressError(f"an address is a text, not {type(model).__name__}: {hint}")
+    # Whoever calls from this process waits for its own work: nobody else is kept waiting by its queue.
+    settings = {"max_queue_ms": 0.0, **settings}
+    loaded = config.load({**settings, config.MODELS: models}, os.environ, None if file is None else Path(file))
+    for address in loaded.served:
+        parse_served(loaded.meant(address))
+    for warning in loaded.warnings:
+        _log.warning("%s", warning)
+    return loaded
+
+
+def _task(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]:
+    return {"model": model, "raw_scores": raw_scores, "truncate": truncate}
+
+
+def _parts(items: list[T]) -> list[list[T]]:
+    """At least one, so that what is empty is refused by the gateway as everywhere."""
+    return [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)] or [items]
+
+
+def _joined_vectors(found: Sequence[Embedded]) -> Vectors:
+    """The caller's own: a row of one text may be a view of a whole batch, or of a cache."""
+    vectors: Vectors = np.concatenate([each.vectors for each in found])
+    return vectors
+
+
+def _joined(found: Sequence[Embedded]) -> Embedded:
+    """All of it the caller's own, as `_joined_vectors` says."""
+    largest = max((each.facts for each in found), key=lambda facts: facts.size)
+    facts = msgspec.structs.replace(
+        largest,
+        batches=sum(each.facts.batches for each in found),
+        cached=sum(each.facts.cached for each in found),
+        queue_ms=max(each.facts.queue_ms for each in found),
+        prepare_ms=max(each.facts.prepare_ms for each in found),
+        infer_ms=max(each.facts.infer_ms for each in found),
+    )
+    return Embedded(
+        vectors=_joined_vectors(found),
+        tokens=[count for each in found for count in each.tokens],
+        truncated=sum(each.truncated for each in found),
+        facts=facts,
+        space=found[0].space,
+        sparse=[SparseVector(row.indices.copy(), row.values.copy()) for each in found for row in each.sparse],
+        token_vectors=[row.copy() for each in found for row in each.token_vectors],
+        multi_vectors=[row.copy() for each in found for row in each.multi_vectors],
+    )

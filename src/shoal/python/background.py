@@ -1,0 +1,275 @@
+"""The gateway and its models in a thread of their own, for callers in every other thread and on every other loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from concurrent import futures
+from contextlib import asynccontextmanager
+from itertools import accumulate, count
+from typing import Any, TypeVar
+
+import uvloop
+
+from shoal.app import Running, open_models
+from shoal.config import Loaded
+from shoal.core.gateway import Gateway
+from shoal.core.input_errors import place_in
+from shoal.errors import InternalError, SetupError, ShoalError, Unavailable
+from shoal.types import Batched, Context
+
+T = TypeVar("T")
+
+PATIENCE_S = 86400.0
+"""Nobody waits for a proxy here: who does not want to wait so long cancels, or closes."""
+
+_log = logging.getLogger("shoal")
+_ids = count(1)
+
+
+class Background:
+    """Starts at once, and is closed by `close`, at the latest when the interpreter ends.
+
+    `wait` and `awaited` run a coroutine on its loop, for synchronous callers and for coroutines on other loops. They
+    raise what it raises, SetupError when a model could not be loaded, and Unavailable once it is closed, or in a child
+    of the process that made it, which has none of its threads.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._process = os.getpid()
+        self._ready: futures.Future[Running] = futures.Future()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._ended = False
+        self._calls: dict[futures.Future[Any], Coroutine[Any, Any, Any]] = {}
+        # Made here, so that nobody waits for the thread to begin.
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._main: asyncio.Task[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="shoal", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def gateway(self) -> Gateway:
+        """For coroutines on its loop alone."""
+        return self._ready.result().gateway
+
+    def wait_ready(self) -> None:
+        """Return when every model is loaded."""
+        self._check_usable()
+        self._ready.result()
+
+    async def ready(self) -> None:
+        """As `wait_ready`."""
+        self._check_usable()
+        await asyncio.shield(asyncio.wrap_future(self._ready))
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise Unavailable("this Shoal belongs to the process that opened it: open another after the fork")
+        if self._closed:
+            raise _closed()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self.wait_ready()
+        except BaseException:  # a coroutine that never ran complains
+            work.close()
+            raise
+        future = self._submitted(work)
+        try:
+            return future.result()
+        except futures.CancelledError:
+            raise _closed() from None
+        except BaseException:  # an interrupt is the caller's wish to leave
+            future.cancel()
+            raise
+
+    async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self.ready()
+        except BaseException:  # as in `wait`
+            work.close()
+            raise
+        future = self._submitted(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _closed() from None
+
+    async def results(self, tasks: Sequence[Batched]) -> list[Any]:
+        """One result a task, in order; the first that fails cancels the others. On its loop.
+
+        The tasks are parts of one list, and an error counts the inputs of all of it.
+        """
+        if len(tasks) == 1:
+            return [await self._result(tasks[0])]
+        starts = accumulate((len(task.items) for task in tasks), initial=0)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._part(task, start)) for task, start in zip(tasks, starts, strict=False)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in running]
+
+    async def _result(self, task: Batched) -> Any:
+        async with self._room.of(len(task.items)):
+            ctx = Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + PATIENCE_S)
+            return await self.gateway.run(task, ctx)
+
+    async def _part(self, task: Batched, start: int) -> Any:
+        try:
+            return await self._result(task)
+        except ShoalError as error:
+            place, message = place_in(error)
+            if place is None:
+                raise
+            error.message = f"input {start + place}: {message}"
+            error.args = (error.message,)
+            raise
+
+    def close(self) -> None:
+        """Free everything; what runs fails with Unavailable. A second call waits for the first, and one in a child of
+        the process does nothing."""
+        if os.getpid() != self._process:
+            return  # the loop and its sockets are the parent's, and the lock may have been held when it forked
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                atexit.unregister(self.close)
+                with contextlib.suppress(RuntimeError):  # the loop has ended: it could not start
+                    self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join()
+
+    def _submitted(self, work: Coroutine[Any, Any, T]) -> futures.Future[T]:
+        """Without a lock: a caller's loop may not wait for one."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise _closed() from None
+        self._calls[future] = work
+        future.add_done_callback(self._calls.pop)
+        if self._ended:
+            self._give_up()
+        return future
+
+    def _give_up(self) -> None:
+        """What came to the loop too late to be cancelled there."""
+        for future, work in list(self._calls.items()):
+            if future.cancel():
+                work.close()
+
+    def _stop(self) -> None:
+        if self._main is not None:
+            self._main.cancel()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._live())
+        except asyncio.CancelledError:
+            return  # it was closed
+        finally:
+            self._ended = True
+            self._give_up()
+            if not self._ready.done():
+                self._ready.set_exception(_closed())
+
+    async def _live(self) -> None:
+        """Until it is cancelled."""
+        self._main = asyncio.current_task()
+        if self._closed:  # before it began
+            return
+        try:
+            async with open_models(self._loaded, self._loaded.served) as running:
+                await running.wait_loaded()
+                _check_loaded(running)
+                self._room = _Room(_most_inside(self._loaded))
+                self._ready.set_result(running)
+                await asyncio.get_running_loop().create_future()
+        except Exception as error:  # whatever it is, whoever waits has to hear of it
+            if self._ready.done():
+                _log.exception("closing failed")
+                return
+            known = isinstance(error, ShoalError)
+            self._ready.set_exception(error if known else InternalError(f"starting failed: {error!r}"))
+
+
+class _Room:
+    """Lets so many items be at the gateway at once: others wait here, where a server would refuse them. First come,
+    first served: a large call is not passed by small ones for ever."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._inside = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, items: int) -> AsyncGenerator[None]:
+        if self._waiting or not self._fits(items):
+            await self._turn(items)
+        else:
+            self._inside += items
+        try:
+            yield
+        finally:
+            self._left(items)
+
+    async def _turn(self, items: int) -> None:
+        """Return once they are inside."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._let_in()  # it may have been the one that the others wait for
+            else:
+                self._left(items)
+            raise
+
+    def _fits(self, items: int) -> bool:
+        return not self._inside or self._inside + items <= self._most
+
+    def _left(self, items: int) -> None:
+        self._inside -= items
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            items, place = self._waiting.popleft()
+            if not place.done():
+                self._inside += items
+                place.set_result(None)
+
+
+def _check_loaded(running: Running) -> None:
+    """Raise SetupError for a model that was named and cannot run, or a server that does not tell its models."""
+    failed = {card.name: card.error for card in running.gateway.models() if card.state == "failed"}
+    failed |= running.gateway.waiting
+    if failed:
+        raise SetupError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+
+
+def _most_inside(loaded: Loaded) -> int:
+    """Half of the smallest queue: what the gateway lets one caller have."""
+    settings = (loaded.settings, *(loaded.for_model(name) for name in loaded.models))
+    return max(1, min(each.max_queue_items for each in settings) // 2)
+
+
+def _closed() -> Unavailable:
+    return Unavailable("this Shoal is closed: open another")

@@ -1,0 +1,242 @@
+"""HTTP: sockets, uvicorn, and the way down. What is served is an ASGI callable; nothing here knows what it does.
+
+Shutdown, on the first SIGTERM or SIGINT: readiness returns 503, and every response closes its connection. Connections
+are accepted for `drain_delay_s` more while load balancers notice; then the backlog is emptied and the listener closed.
+Requests in flight get `drain_timeout_s` to finish, idle keep-alive connections `drain_idle_s` for one more request. A
+second signal ends the process at once: everything on disk is written so that this is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from email.utils import formatdate
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import uvicorn
+
+from shoal.errors import SetupError, Unavailable
+from shoal.server.http_protocol import Connection, RenderError, State
+from shoal.server.listener import Listener
+
+Scope: TypeAlias = Any
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Bursts of new connections wait here; the kernel cuts it to net.core.somaxconn.
+BACKLOG = 2048
+# Longer than the idle time of the usual load balancers (60 s), so that it is they who close an idle connection; the
+# other way round a request can meet a connection that is being closed.
+KEEP_ALIVE_S = 75
+
+_log = logging.getLogger(__name__)
+
+
+LAST_WORDS_S = 1.0
+"""For streams to say that they were broken off, before connections are cut."""
+LOOK_S = 0.05
+"""Between looks whether everything in flight is answered."""
+IDLE_S = 5.0
+ROOM = 32
+"""So many connections, idle for at least IDLE_S, are closed at a time when there are no file descriptors left."""
+
+
+class Drainable(Protocol):
+    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing; `break_off`
+    ends the streams that go on when their time is over, in words that their clients can read."""
+
+    draining: bool
+
+    def ready(self) -> bool: ...
+
+    def break_off(self) -> None: ...
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of `host`. Raises SetupError that says how to get a free one.
+
+    Called before models load, so that a clash shows at once; clients that come early wait in the backlog.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise SetupError(
+            f"host {host!r} has no address here ({error.strerror}): set --host to one of this machine"
+        ) from None
+    sockets: list[socket.socket] = []
+    for family, _, _, _, address in dict.fromkeys(found):
+        # Port 0: the first address is given a port, and the others take the same one.
+        chosen = sockets[0].getsockname()[1] if sockets else port
+        try:
+            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+        except OSError as error:
+            for one in sockets:
+                one.close()
+            raise SetupError(_bind_failed(error, host, port)) from None
+    return sockets
+
+
+def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        # At once: Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _bind_failed(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use: choose another with --port, or stop the program that has it"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has: choose one above 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"host {host} is not an address of this machine: set --host to one that is, or to 0.0.0.0 for all"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+@contextlib.contextmanager
+def stop_signals(stop: asyncio.Event) -> Iterator[None]:
+    """While inside, the first SIGTERM or SIGINT sets `stop`; the next one exits at once with 128 + its number."""
+    loop = asyncio.get_running_loop()
+
+    def arrived(number: signal.Signals) -> None:
+        if stop.is_set():
+            os.write(2, b"stopped at once; requests in flight were dropped\n")
+            os._exit(128 + number)
+        _log.info("%s: finishing what is in flight; once more stops at once", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, arrived, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class HttpServer:
+    """uvicorn's protocol over sockets that are bound already."""
+
+    def __init__(
+        self,
+        asgi: Asgi,
+        sockets: Sequence[socket.socket],
+        render_error: RenderError,
+        *,
+        drain_delay_s: float,
+        drain_timeout_s: float,
+        drain_idle_s: float,
+    ) -> None:
+        self._asgi = asgi
+        self._gone = render_error(Unavailable("The server is shutting down: send the request again."))
+        self._draining = False
+        self._drain_delay_s = drain_delay_s
+        self._drain_timeout_s = drain_timeout_s
+        self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
+        # Below this level its protocol formats a record for each connection.
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        config = uvicorn.Config(
+            self,
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            # The peer is who connects: headers that anybody can send change no decision.
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        config.load()
+        self._state = State()
+        make_protocol = partial(Connection, config, self._state, {}, render_error=render_error)
+        self._listener = Listener(sockets, make_protocol, self._make_room)
+
+    async def run(self, gateway: Drainable, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set and what was in flight is answered, or its time is over."""
+        self._listener.start()
+        dating = asyncio.create_task(self._keep_date())
+        try:
+            await stop.wait()
+            # Nobody routes to a server that was never ready, so nobody needs time to notice.
+            delay = self._drain_delay_s if gateway.ready() else 0.0
+            gateway.draining = self._draining = True
+            await asyncio.sleep(delay)
+        finally:
+            try:
+                await self._drain(gateway)
+            finally:
+                dating.cancel()
+
+    async def _drain(self, gateway: Drainable) -> None:
+        await self._listener.close()
+        for connection in list(self._state.connections):
+            connection.drain(self._drain_idle_s)
+        last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.break_off)
+        try:
+            async with asyncio.timeout(self._drain_timeout_s + LAST_WORDS_S):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn's protocol has no event
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            tasks = set(self._state.tasks)
+            _log.warning("%d requests outlasted drain_timeout_s and are dropped", len(tasks))
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+            for connection in list(self._state.connections):
+                connection.transport.close()
+        finally:
+            last.cancel()
+
+    async def _keep_date(self) -> None:
+        while True:
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            await asyncio.sleep(1.0)
+
+    def _make_room(self) -> None:
+        """Close some connections that have been idle for longest."""
+        idle = [(connection.idle_s(), connection) for connection in self._state.connections]
+        longest = sorted((each for each in idle if each[0] >= IDLE_S), key=lambda each: each[0], reverse=True)
+        for _, connection in longest[:ROOM]:
+            connection.transport.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application; while draining, every response asks the client to connect anew, and so elsewhere."""
+
+        async def send_last(message: Any) -> None:
+            if self._draining and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        try:
+            await self._asgi(scope, receive, send_last)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            # It outlasted the drain. To uvicorn a cancelled application is a crash: a 500, and a traceback in the log.
+            # An answer that has begun cannot be mended: uvicorn refuses the second start and cuts the connection.
+            with contextlib.suppress(RuntimeError):
+                length = (b"content-length", b"%d" % len(self._gone))
+                await send({"type": "http.response.start", "status": 503, "headers": [*_GONE_HEADERS, length]})
+                await send({"type": "http.response.body", "body": self._gone})
+
+
+_GONE_HEADERS = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"retry-after", b"1")]

@@ -1,0 +1,436 @@
+"""One HTTP/1.1 connection: uvicorn's protocol, hardened.
+
+Differences from uvicorn:
+
+- Trailers are dropped. uvicorn appends them to the headers, where they override what was already decided.
+- A request that cannot be parsed gets a JSON error, in order behind the answers to pipelined requests before it.
+- Upgrade offers are ignored (RFC 9110, section 7.8). httptools skips the body of a request that carries one, and
+  Java's HttpClient sends one (h2c) on every POST.
+- Heads have a deadline and a size limit, as do chunk framing and trailers. Clients that stop reading are disconnected.
+- The head of an answer is written together with its first piece: two writes would wake the client twice.
+- Large bodies are read a few at a time, so that many uploads do not make the turns of the event loop long.
+- When a client disconnects, all of its pipelined requests are told. uvicorn tells only the last.
+- While draining, a connection is not closed right after an answer whose head could not say `connection: close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import re
+import sys
+import termios
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from shoal.errors import Malformed, ShoalError
+
+HEAD_S = 10.0
+"""From the connection, or from the first byte of a later request, to the end of its head."""
+HEAD_BYTES = 65_536
+"""So much of a head may come after its first packet; nothing else bounds it."""
+LOOK_S = 10.0
+LOOKS = 3
+"""A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
+LINGER_S = 0.5
+"""The least time for another request, while draining, behind an answer whose head could not say `connection: close`.
+Less than the time for streams' last words, which it follows."""
+
+READS_PER_TURN = 8
+"""Large bodies that are read in one turn of the event loop, 256 kB each: the turns of a new connection are short beside
+any number of uploads."""
+FRAMING_PER_BYTE = 16
+"""Bytes of chunked framing that a byte of data may have, beyond HEAD_BYTES."""
+REFUSED_S = 1.0
+"""A refused connection is read for so long after its answer, unless the client closes it first."""
+
+RenderError: TypeAlias = Callable[[ShoalError], bytes]
+"""The body of an error that belongs to no route, as JSON."""
+
+_AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
+_FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
+
+
+class _At(Enum):
+    """Where in a message the parser is."""
+
+    BETWEEN = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class State(ServerState):
+    """What the connections of a server share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections: set[Connection] = set()  # type: ignore[assignment]
+        self._paused: deque[_Flow] = deque()
+
+    def resume_in_turn(self, flow: _Flow, loop: asyncio.AbstractEventLoop) -> None:
+        """Read on from at most READS_PER_TURN large bodies in one turn of the loop, first come, first served."""
+        self._paused.append(flow)
+        if len(self._paused) == 1:
+            loop.call_soon(self._resume_some, loop)
+
+    def _resume_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(READS_PER_TURN, len(self._paused))):
+            self._paused.popleft().resume_now()
+        if self._paused:
+            loop.call_soon(self._resume_some, loop)
+
+
+class Connection(HttpToolsProtocol):
+    """The protocol of one connection. The application bounds the time of bodies."""
+
+    server_state: State
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: State,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        render_error: RenderError,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._at = _At.BETWEEN
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._head_s = HEAD_S
+        self._head_new = False
+        self._head_size = 0
+        self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, less what its data allows
+        self._refusal: bytes | None = None
+        self._render_error = render_error
+        self._open: deque[RequestResponseCycle] = deque()  # what was asked, from the first that has no whole answer
+        self._writes = 0  # how often something was written, or room was made for it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.server_state, self.loop)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        while self._open:
+            cycle = self._open.popleft()
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._head_came()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        before = self._at
+        self._unset_keepalive_if_required()
+        if before is _At.BODY:
+            self._framing += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self._refuse(b"400 Bad Request", f"The request is not valid HTTP/1.1: {_reason(error)}.")
+            return
+        if self._at is _At.HEAD:
+            self._head_size = 0 if self._head_new else self._head_size + len(data)
+            self._head_new = False
+            if self._head_size > HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", "The request's headers are too large.")
+                return
+        elif self._framing > HEAD_BYTES:
+            self._refuse(b"400 Bad Request", "The body's chunks or trailers hold too little data for their size.")
+            return
+        if not self._answered():
+            self._head_came()
+        elif before is _At.BODY and self._at is _At.BETWEEN:
+            # The end of a body that was answered before it was read: what follows is a pause like any other.
+            self._head_came()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            self._expect_head()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._pass_over()
+                if self.scope["method"] == "CONNECT":
+                    return
+                data = data[offer.args[0] :]
+            else:
+                return
+
+    def _pass_over(self) -> None:
+        """Read on after a head with an offer, by a parser that is told the same head without it."""
+        framing = [(name, value) for name, value in self.headers if name in _FRAMING]
+        if self.scope["method"] == "CONNECT":
+            # What follows would be for another server: it is no body, and nothing after it is a request.
+            framing = [(b"connection", b"close")]
+            self.cycle.keep_alive = False
+        version = self.parser.get_http_version().encode()
+        lines = [b"POST / HTTP/%s" % version, *(b"%s: %s" % header for header in framing), b"", b""]
+        target = _AfterOffer(self)
+        self.parser = httptools.HttpRequestParser(target)
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3 has none; uvicorn asks for the same
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join(lines))
+        target.in_head = False
+
+    def on_message_begin(self) -> None:
+        self._at = _At.HEAD
+        self._head_new = True  # the packet that it begins in may hold much else
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._at is _At.HEAD:  # afterwards it is a trailer, which must not change what was decided by the headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        authority = _AUTHORITY.match(self.url)
+        if authority is not None and all(authority[1].lower() != host.lower() for host in self._hosts()):
+            # The target names a host as well. Whoever judges the headers sees both, and refuses two.
+            self.headers.append((b"host", authority[1]))
+        super().on_headers_complete()
+        self._at = _At.BODY
+        self._framing = 0
+        if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
+            self.cycle.keep_alive = False
+        while self._open and self._open[0].response_complete:
+            self._open.popleft()
+        self._open.append(self.cycle)
+        self.cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
+
+    def _hosts(self) -> list[bytes]:
+        return [value for name, value in self.headers if name == b"host"]
+
+    def on_body(self, body: bytes) -> None:
+        self._framing = max(0, self._framing - (1 + FRAMING_PER_BYTE) * len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # so this parser thinks; `_parse` has the rest read by one that does not
+        self._at = _At.BETWEEN
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._written()
+        if self._refusal is not None:
+            self._send_refusal()
+        elif self._at is _At.HEAD and self._answered() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._expect_head()
+
+    def drain(self, idle_s: float) -> None:
+        """Leave no more than this time for the next request."""
+        # Behind an answer whose head could not say `connection: close`, LINGER_S at least.
+        self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # a timer's delay, and no more
+        self._head_s = min(self._head_s, self.timeout_keep_alive)
+        if self._answered() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._head_came()
+            if self._at is _At.HEAD:
+                self._expect_head()
+            else:
+                self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
+
+    def idle_s(self) -> float:
+        """How long ago the last answer was sent; 0 while another one is due, and before the first."""
+        timer = self.timeout_keep_alive_task
+        return self.timeout_keep_alive - (timer.when() - self.loop.time()) if timer is not None else 0.0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._written()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writes += 1
+
+    def _answered(self) -> bool:
+        """Nothing that was asked waits for its answer; until then it is not the client that keeps others waiting."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_s, self._head_late)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._at is _At.HEAD:
+            self._refuse(b"408 Request Timeout", "The request's headers did not come in time.")
+        else:
+            # Without a request there is nothing to answer: browsers open connections in advance.
+            self.transport.close()
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Read no further; say so once everything before it is answered, as clients match answers by their order."""
+        self.logger.warning("refused a request of %s: %s", self.client[0] if self.client else "a client", message)
+        self._head_came()
+        body = self._render_error(Malformed(message))
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self._refusal = head % (status, len(body)) + body
+        if self._at is _At.BODY:
+            self._drop(self.cycle)
+        self._send_refusal()
+
+    def _drop(self, cycle: RequestResponseCycle) -> None:
+        """The request that is being read will never be whole: the refusal is its answer, unless one has begun."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle in self._open:
+            self._open.remove(cycle)
+        self.pipeline = deque(each for each in self.pipeline if each[0] is not cycle)
+        if cycle.response_started:
+            self._refusal = b""
+
+    def _send_refusal(self) -> None:
+        if self.transport.is_closing() or any(not cycle.response_complete for cycle in self._open):
+            return
+        self.flow.resume_reading()
+        if self._refusal:
+            self.transport.write(self._refusal)
+            # Closing at once would reset the connection, and a client that is still sending would not see why.
+            self.transport.write_eof()
+            self._head_timer = self.loop.call_later(REFUSED_S, self.transport.close)
+            self._refusal = b""
+        else:
+            self.transport.close()
+        self._written()
+
+    def _written(self) -> None:
+        self._writes += 1
+        if self._look_timer is None and self.transport.get_write_buffer_size():
+            self._look_later(self._left(), 0)
+
+    def _look_later(self, size: int, idle: int) -> None:
+        self._look_timer = self.loop.call_later(LOOK_S, self._look, self._writes, size, idle)
+
+    def _look(self, writes: int, size: int, idle: int) -> None:
+        """Whether less waits to be sent than the last time; what was written since then says that some was taken."""
+        self._look_timer = None
+        if not self.transport.get_write_buffer_size():
+            return
+        left = self._left()
+        idle = idle + 1 if writes == self._writes and left >= size else 0
+        if idle < LOOKS:
+            self._look_later(left, idle)
+        else:
+            self.transport.abort()
+
+    def _left(self) -> int:
+        """Bytes that the client has not taken. The system keeps megabytes of them: a slow reader takes from those for
+        minutes before there is room for more."""
+        kept = bytearray(4)
+        with contextlib.suppress(OSError, AttributeError):  # gone already, or a system or transport without the count
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
+        return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
+
+
+def _reason(error: httptools.HttpParserError) -> str:
+    if isinstance(error, httptools.HttpParserCallbackError):
+        return "its target is malformed"  # the only one of the calls above that can fail is the parsing of the URL
+    return str(error) or "it cannot be parsed"
+
+
+class _Flow(FlowControl):
+    """uvicorn pauses reading while an application has more than 64 kB of a body to take; this resumes it in turn."""
+
+    def __init__(self, transport: asyncio.Transport, state: State, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(transport)
+        self._state = state
+        self._loop = loop
+        self._queued = False
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._queued:
+            self._queued = True
+            self._state.resume_in_turn(self, self._loop)
+
+    def resume_now(self) -> None:
+        self._queued = False
+        if not self._transport.is_closing():
+            super().resume_reading()
+
+
+class _Joining:
+    """Where a cycle writes its answer: the first piece waits for the second, or for the next turn of the loop."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._begun = False
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun, self._held = True, data
+            self._loop.call_soon(self._flush)
+        elif self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held and not self._transport.is_closing():
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+
+class _AfterOffer:
+    """What the second parser calls: the connection, but for the head, which it has seen."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.in_head = True
+        self._connection = connection
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self.in_head:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self.in_head:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self.in_head:
+            self._connection.on_headers_complete()

@@ -1,0 +1,156 @@
+"""Accepts connections, many in each turn of the event loop, and loses none when it stops.
+
+asyncio's `create_server` on uvloop accepts one connection per turn. A turn is as long as the work of all connections,
+so behind many uploads a new connection waited for as many turns as there were others before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import logging
+import resource
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+
+ACCEPTS_PER_TURN = 64
+RETRY_S = 0.1
+REPORT_EVERY_S = 60.0
+RESERVED_DESCRIPTORS = 64
+"""Kept free of connections, for models' files and connections to backends; an eighth of a limit below 512."""
+MOST_DESCRIPTORS = 65_536
+HANDSHAKE_S = 0.05
+"""For handshakes under way when the listener closes."""
+
+_NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_SO_ATTACH_FILTER = 26
+# Classic BPF on the TCP header: drop segments with SYN (byte 13, bit 1), keep all others.
+_DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+
+_log = logging.getLogger(__name__)
+
+
+def raise_descriptor_limit() -> None:
+    """Use what the system grants: the default of 1,024 is for programs that call select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Listener:
+    """`make_protocol` is called for each connection. `make_room` closes connections that nobody needs, when there are
+    no file descriptors left for new ones; new ones then wait in the backlog."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        make_protocol: Callable[[], asyncio.Protocol],
+        make_room: Callable[[], None],
+    ) -> None:
+        self._sockets = list(sockets)
+        self._make_protocol = make_protocol
+        self._make_room = make_room
+        self._connecting: set[asyncio.Task[object]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._reported_at = -REPORT_EVERY_S
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._limit = limit if limit != resource.RLIM_INFINITY else sys.maxsize
+        self._most = self._limit - min(RESERVED_DESCRIPTORS, self._limit // 8)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._retry = None
+        for one in self._sockets:
+            self._loop.add_reader(one, self._accept_many, one)
+
+    async def close(self) -> None:
+        """Accept every connection whose client believes it is connected, then stop listening."""
+        for one in self._sockets:
+            _refuse_handshakes(one)
+        await asyncio.sleep(HANDSHAKE_S)
+        self._pause()
+        self._closing = True
+        for one in self._sockets:
+            while self._accept(one):
+                pass
+            one.close()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+
+    def _accept_many(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if not self._accept(listening):
+                return
+
+    def _accept(self, listening: socket.socket) -> bool:
+        """Whether there may be another one."""
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            self._wait_for_room(error)
+            return False
+        connection.setblocking(False)
+        task = self._loop.create_task(self._connect(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        # The system gives out the lowest free number, so this one tells how many are in use.
+        if connection.fileno() >= self._most and not self._closing:
+            self._wait_for_room(None)
+            return False
+        return True
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError as error:  # it was closed meanwhile
+            _log.debug("a connection was lost before its first request: %s", error)
+            connection.close()
+
+    def _pause(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for one in self._sockets:
+            self._loop.remove_reader(one)
+
+    def _wait_for_room(self, error: OSError | None) -> None:
+        if not self._closing:
+            self._pause()
+            self._retry = self._loop.call_later(RETRY_S, self.start)
+            self._make_room()
+        now = self._loop.time()
+        if now - self._reported_at < REPORT_EVERY_S:
+            return
+        self._reported_at = now
+        if error is None or error.errno == errno.EMFILE:
+            _log.error(
+                "out of file descriptors: connections hold nearly all of %d, and new ones wait; raise the limit "
+                "(ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of Docker), or close idle connections sooner",
+                self._limit,
+            )
+        elif error.errno in _NO_DESCRIPTORS:
+            _log.error("cannot accept connections: %s on this machine; they wait", error.strerror)
+        else:
+            _log.error("cannot accept a connection: %s", error.strerror)
+
+
+def _refuse_handshakes(listening: socket.socket) -> None:
+    """Let no new connection begin, so that the backlog can be emptied. Closing a listener resets those that wait in it.
+
+    The client's system tries again after a second, and is then refused. Where filters are not supported, a connection
+    that comes between the last accept and the closing is reset.
+    """
+    program = b"".join(struct.pack("HBBI", *each) for each in _DROP_SYN)
+    buffer = ctypes.create_string_buffer(program)
+    option = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(buffer))
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+    except OSError as error:
+        _log.debug("no filter for new connections: %s", error.strerror)

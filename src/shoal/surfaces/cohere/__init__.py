@@ -1,0 +1,109 @@
+"""The surface of Cohere's clients: /v2/rerank, /v2/embed, and /v1/embed of the older ones.
+
+Their /v1/rerank is Jina's path, too, and answered by `rerank`; /embed is text-embeddings-inference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError, Unsupported
+from shoal.http.json import decoder
+from shoal.http.request import JSON, Options, Reply, Request
+from shoal.surfaces.cohere import wire as wire
+from shoal.surfaces.cohere.embed import CohereEmbed
+from shoal.surfaces.shared import batch_headers, default_models, ranking
+from shoal.surfaces.shared.detail_errors import MessageError, render_message
+from shoal.surfaces.shared.task_runs import run_task
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 422, 429, 500, 502, 503, 504), MessageError)
+_QUESTION = "What is a shoal?"
+_TEXTS = ["A group of fish.", "A kind of bread."]
+
+
+class Cohere:
+    name = "cohere"
+    error = MessageError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        limit = self._options.max_inputs
+        embed = CohereEmbed(gateway, self._options)
+        table: list[tuple[str, Any, str, Any, Any, Any]] = [
+            (
+                "/v2/rerank",
+                _Rerank(gateway, limit),
+                "Rank documents",
+                wire.CohereRerankRequest,
+                wire.CohereRerankResponse,
+                {"query": _QUESTION, "documents": _TEXTS},
+            ),
+            (
+                "/v2/embed",
+                embed.second,
+                "Embed texts or pictures, in one or more types of numbers",
+                wire.CohereEmbedRequest,
+                wire.CohereEmbedResponse,
+                {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float", "int8"]},
+            ),
+            (
+                "/v1/embed",
+                embed.first,
+                "Embed texts or pictures, as Cohere's first version does",
+                wire.CohereEmbedV1Request,
+                wire.CohereEmbedV1Response,
+                {"texts": _TEXTS, "input_type": "search_document"},
+            ),
+        ]
+        return [
+            Operation(
+                method="POST",
+                path=path,
+                endpoint=endpoint,
+                summary=summary,
+                request=request,
+                response=response,
+                errors=_ERRORS,
+                headers=batch_headers.DOCUMENTED,
+                example=example,
+            )
+            for path, endpoint, summary, request, response, example in table
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_message(error)
+
+
+class _Rerank:
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        self._decode = decoder.Decoder(wire.CohereRerankRequest, "cohere", "documents", limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        query = ranking.query_of(asked.query)
+        documents = ranking.texts_of(asked.documents, "documents", self._limit)
+        if asked.relevant_spans is not None and asked.relevant_spans.mode != "disabled":
+            raise Unsupported("'relevant_spans' is not supported: leave it out.", param="relevant_spans")
+        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
+        most = ranking.document_tokens(card, asked.max_tokens_per_doc)
+        task = ranking.task_of(card, query, documents, most=most)
+        result = await run_task(self._gateway, request, task)
+        scores = result.scores[:, 0]
+
+        def entry(place: int) -> dict[str, Any]:
+            document = {"document": {"text": documents[place]}} if asked.return_documents else {}
+            return {"index": place, "relevance_score": scores[place], **document}
+
+        listed = await ranking.listed(ranking.falling(scores, asked.top_n), entry)
+        tail = ranking.closed({"meta": ranking.searched("2", len(documents), sum(result.tokens))})
+        body = ranking.between(ranking.opened({"id": request.id}, "results"), listed, tail)
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)

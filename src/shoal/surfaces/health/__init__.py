@@ -1,0 +1,169 @@
+"""Whether the server lives, whether it can serve, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from shoal._version import __version__
+from shoal.core.protocols import Operation
+from shoal.errors import InvalidValue, ShoalError
+from shoal.http.errors import OpenAIError, render_error
+from shoal.http.operation import Described
+from shoal.http.request import JSON, TEXT, Options, Reply, Request
+from shoal.surfaces.health import statistics, wire
+from shoal.surfaces.shared import listing
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ENCODE = msgspec.json.Encoder()
+_PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Health:
+    """- /health: `ok` while at least one model can answer, or none was named at start; else 503 with the reason: for
+      plain health checks.
+    - /health/live: the process serves; restart it when this fails.
+    - /health/ready: every model can answer and the server is not draining; send traffic only then.
+    """
+
+    name = "health"
+    error = OpenAIError
+
+    def __init__(self, options: Options) -> None:
+        self._metrics = options.metrics
+        self._json_first = options.metrics_default == "json"
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        state = _State(gateway, json_first=self._json_first)
+        operations = [
+            *(
+                Described(
+                    method="GET",
+                    path=path,
+                    endpoint=state.health,
+                    summary="Can any model answer?",
+                    access="public",
+                    quiet=True,
+                    response=wire.Running if self._json_first else str,
+                    media_type="application/json" if self._json_first else "text/plain",
+                    also=(("application/json", wire.Health),) if not self._json_first else (),
+                    errors={503: str},
+                    description="`ok` as text; with `Accept: application/json` the state of every model.",
+                )
+                for path in ("/health", "/v1/health")
+            ),
+            Operation(
+                method="GET",
+                path="/health/live",
+                endpoint=state.live,
+                summary="Is the process alive?",
+                access="public",
+                quiet=True,
+                response=str,
+                media_type="text/plain",
+            ),
+            Operation(
+                method="GET",
+                path="/health/ready",
+                endpoint=state.ready,
+                summary="Can every model answer?",
+                access="public",
+                quiet=True,
+                response=wire.Health,
+                errors={503: wire.Health},
+            ),
+        ]
+        if self._metrics is not None:
+            operations.append(
+                Described(
+                    method="GET",
+                    path="/metrics",
+                    endpoint=_Metrics(gateway, self._metrics, json_first=self._json_first),
+                    summary="Metrics for Prometheus, or statistics of each model as JSON",
+                    quiet=True,
+                    response=statistics.Statistics if self._json_first else str,
+                    media_type="application/json" if self._json_first else "text/plain",
+                    also=(("text/plain", str) if self._json_first else ("application/json", statistics.Statistics),),
+                    errors={400: OpenAIError},
+                    description="JSON with `Accept: application/json`, in the shape of Triton's ModelStatistics.",
+                    query={"format": "`json` or `prometheus`: stronger than `Accept`."},
+                )
+            )
+        return operations
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+class _State:
+    def __init__(self, gateway: Gateway, *, json_first: bool) -> None:
+        self._gateway = gateway
+        self._json_first = json_first
+
+    async def live(self, request: Request) -> Reply:
+        return Reply(200, [TEXT], b"ok")
+
+    async def ready(self, request: Request) -> Reply:
+        ready = self._gateway.ready()
+        status = "ready" if ready else self._why()
+        return Reply(200 if ready else 503, [JSON], self._detail(status))
+
+    async def health(self, request: Request) -> Reply:
+        models = list(self._gateway.registry)
+        # Of models that came by the API none need be there at all, so one that is loading is no reason to say no.
+        serves = not any(model.required for model in models) or any(model.able() for model in models)
+        why = "ok" if serves else self._why()
+        if request.accepts_json():
+            return Reply(200 if serves else 503, [JSON], self._detail(why))
+        if serves and self._json_first:
+            return Reply(200, [JSON], _ENCODE.encode(wire.Running()))
+        if serves:
+            return Reply(200, [TEXT], b"ok")
+        return Reply(
+            503, [TEXT], "; ".join(f"{name}: {why}" for name, why in listing.standings(self._gateway).items()).encode()
+        )
+
+    def _why(self) -> Literal["loading", "failed", "draining"]:
+        if self._gateway.draining:
+            return "draining"
+        failed = any(card.state == "failed" for card in self._gateway.models()) or listing.mute(self._gateway)
+        return "failed" if failed else "loading"
+
+    def _detail(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
+        return _ENCODE.encode(wire.Health(status=status, version=__version__, models=listing.standings(self._gateway)))
+
+
+class _Metrics:
+    def __init__(self, gateway: Gateway, render: Callable[[], bytes], *, json_first: bool) -> None:
+        self._gateway = gateway
+        self._render = render
+        self._json_first = json_first
+
+    async def __call__(self, request: Request) -> Reply:
+        form = self._form(request)
+        if form == "prometheus":
+            return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render))
+        models = await self._gateway.statistics()
+        if form == "original":
+            models = [msgspec.structs.replace(each, name=each.name.replace("/", "_")) for each in models]
+        return Reply(200, [JSON], statistics.encoded(models))
+
+    def _form(self, request: Request) -> Literal["json", "prometheus", "original"]:
+        """`original`: JSON with the names that inference-server gives its models in Triton, which have no slash."""
+        match request.argument("format"):
+            case "json" | "prometheus" as form:
+                return form
+            case None:
+                accepted = request.headers.get(b"accept", b"")
+                if b"application/json" in accepted:
+                    return "json"
+                # Prometheus names text or OpenMetrics, browsers text/html: whoever names a text gets one.
+                text = b"text/" in accepted or b"openmetrics" in accepted
+                return "original" if self._json_first and not text else "prometheus"
+            case other:
+                raise InvalidValue(f"format={other[:64]!r} is neither json nor prometheus.", param="format")

@@ -1,0 +1,183 @@
+"""The surface of the sentence-transformers inference server: models come and go over HTTP, and embed by name.
+
+Its later versions embed at /embed_text, /embed_image and /embed; the last of these is text-embeddings-inference's here,
+and /infer does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError
+from shoal.http.operation import Described
+from shoal.http.request import Options
+from shoal.surfaces.infer import errors
+from shoal.surfaces.infer import wire as wire
+from shoal.surfaces.infer.classify import ClassifyImage, Known
+from shoal.surfaces.infer.embed import Embeds
+from shoal.surfaces.infer.lifecycle import Life
+from shoal.surfaces.shared import batch_headers, model_jobs
+from shoal.surfaces.shared.wire_models import JobList, JobStatus
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_READ: dict[int, Any] = {500: wire.Detail}
+_CHANGE: dict[int, Any] = {**dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), wire.Detail), 422: wire.Problems}
+_EMBED: dict[int, Any] = {**dict.fromkeys((400, 429, 500, 502, 503, 504), wire.Detail), 422: wire.Problems}
+_KNOWN: dict[int, Any] = {**dict.fromkeys((400, 404, 500, 503, 504), wire.Detail), 422: wire.Problems}
+_NAME = {"model_name": "intfloat/e5-small-v2"}
+_CLIP = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
+_CAT = {**_NAME, "text": ["a cat", "a dog"]}
+_OF_MODEL = {"name": "The model.", "pretrained": "Its checkpoint, as open_clip calls it."}
+
+
+class Infer:
+    name = "infer"
+    error = wire.Detail
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        life = Life(gateway)
+        return [
+            *_changes(life),
+            *_reads(life),
+            *_embeds(Embeds(gateway, self._options)),
+            _classifies(ClassifyImage(gateway, self._options)),
+            *_knows(Known(gateway)),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return errors.rendered(error)
+
+
+def _changes(life: Life) -> list[Operation]:
+    routes: list[tuple[str, Any, Any, str, dict[str, Any]]] = [
+        ("/load_sentence_transformer_model", life.load, wire.LoadRequest, "Load a model", _NAME),
+        ("/load_clip_model", life.load_clip, wire.LoadClipRequest, "Load a model of texts and pictures", _CLIP),
+        ("/load_model", life.load_any, wire.LoadAnyRequest, "Load a model of any kind", _NAME),
+        ("/unload_model", life.unload, wire.NamedRequest, "Unload a model", _NAME),
+        ("/delete_model", life.delete, wire.NamedRequest, "Unload a model and delete its files", _NAME),
+    ]
+    return [
+        Described(
+            method="POST",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            access="admin",
+            request=request,
+            response=wire.Message,
+            errors=_CHANGE,
+            example=example,
+            query=model_jobs.WAIT,
+            accepted=JobStatus,
+        )
+        for path, endpoint, request, summary, example in routes
+    ]
+
+
+def _reads(life: Life) -> list[Operation]:
+    return [
+        Operation(
+            method="GET",
+            path="/loaded_models",
+            endpoint=life.loaded,
+            summary="Name the models that are loaded",
+            response=wire.LoadedModels,
+            errors=_READ,
+        ),
+        Operation(
+            method="GET",
+            path="/repository_models",
+            endpoint=life.repository,
+            summary="Name all models, with their state in Triton's words",
+            response=wire.RepositoryModels,
+            errors=_READ,
+        ),
+        Operation(
+            method="GET",
+            path="/jobs",
+            endpoint=life.jobs,
+            quiet=True,
+            summary="List the jobs that run, and the last that ended",
+            access="admin",
+            response=JobList,
+            errors={400: wire.Detail, **_READ},
+        ),
+        Operation(
+            method="GET",
+            path="/jobs/{id:path}",
+            endpoint=life.job,
+            quiet=True,
+            summary="Show one job",
+            access="admin",
+            response=JobStatus,
+            errors={400: wire.Detail, 404: wire.Detail, **_READ},
+        ),
+    ]
+
+
+def _embeds(embeds: Embeds) -> list[Operation]:
+    """Those that may need a picture have no example with one: the document's default model may take none."""
+    text, image, both = wire.InferTextRequest, wire.InferImageRequest, wire.InferRequest
+    routes: list[tuple[str, Any, str, Any, Any, Any, Any]] = [
+        ("/infer_text", embeds.infer_text, "Embed texts", text, None, wire.TextEmbedding, _CAT),
+        ("/embed_text", embeds.embed_text, "Embed texts", text, None, wire.NewerEmbedding, _CAT),
+        ("/infer_image", embeds.infer_image, "Embed pictures", image, wire.InferImageForm, wire.TextEmbedding, None),
+        ("/embed_image", embeds.embed_image, "Embed pictures", image, wire.InferImageForm, wire.NewerEmbedding, None),
+        ("/infer", embeds.infer, "Embed texts, pictures or both", both, wire.InferForm, wire.Embeddings, _CAT),
+    ]
+    return [
+        Described(
+            method="POST",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            request=request,
+            form=form,
+            response=response,
+            errors=_EMBED,
+            headers=batch_headers.DOCUMENTED,
+            example=example,
+        )
+        for path, endpoint, summary, request, form, response, example in routes
+    ]
+
+
+def _classifies(classify: ClassifyImage) -> Operation:
+    return Described(
+        method="POST",
+        path="/classify_image",
+        endpoint=classify,
+        summary="Classify pictures, by the labels of the model or by those of the request",
+        request=wire.ClassifyImageRequest,
+        form=wire.ClassifyImageForm,
+        response=wire.Probabilities,
+        errors=_EMBED,
+        headers=batch_headers.DOCUMENTED,
+    )
+
+
+def _knows(known: Known) -> list[Operation]:
+    routes: list[tuple[str, Any, str, Any]] = [
+        ("/model_classification_labels", known.labels, "Name the labels of a classifier", wire.ModelLabels),
+        ("/model_embedding_size", known.size, "Tell how many numbers a model's vectors have", wire.EmbeddingSize),
+    ]
+    return [
+        Described(
+            method="GET",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            response=response,
+            errors=_KNOWN,
+            query=_OF_MODEL,
+            needed=frozenset({"name"}),
+        )
+        for path, endpoint, summary, response in routes
+    ]

@@ -1,0 +1,188 @@
+"""The JSON of the `infer` surface, which is that of the sentence-transformers inference server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.surfaces.shared.wire_models import Backend, TextIn
+
+Name = Annotated[str, Meta(description="The model. `name` is read as well.", examples=["intfloat/e5-small-v2"])]
+ClipName = Annotated[str, Meta(description="The model, as open_clip calls it.", examples=["ViT-B-32"])]
+Pretrained = Annotated[
+    str,
+    Meta(
+        description="The checkpoint of an open_clip model: the model is called `NAME/CHECKPOINT` here. Where none is "
+        "served as that, the name alone counts.",
+        examples=["laion2b_s34b_b79k"],
+    ),
+]
+Texts = Annotated[str | list[str], Meta(description="A text or a list of texts.", examples=["a cat"])]
+Images = Annotated[
+    str | list[str],
+    Meta(
+        description="A picture or a list of them: an http(s) URL that the server may fetch, a data URI, or base64 of "
+        "a file."
+    ),
+]
+Dimensions = Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")]
+DownloadHeaders = Annotated[
+    dict[str, str], Meta(description="Sent with each fetch, to hosts that the server lists by name.")
+]
+Labels = Annotated[list[str], Meta(description="What a picture may show, for a model that compares pictures to texts.")]
+File = Annotated[
+    str,
+    Meta(
+        description="A picture's file. Text that is no file is read as in JSON.", extra_json_schema={"format": "binary"}
+    ),
+]
+Milliseconds = Annotated[float, Meta(description="Time from the arrival of the request.")]
+
+
+class LoadRequest(msgspec.Struct, kw_only=True):
+    model_name: Name
+    backend: Backend | None = None
+    text_in: TextIn | None = None
+
+
+class LoadClipRequest(msgspec.Struct, kw_only=True):
+    model_name: ClipName
+    pretrained: Pretrained | None = None
+    backend: Backend | None = None
+    text_in: TextIn | None = None
+
+
+class LoadAnyRequest(msgspec.Struct, kw_only=True):
+    model_name: Name
+    library: Annotated[str | None, Meta(description="Not needed: the model's files tell what it is.")] = None
+    pretrained: Pretrained | None = None
+    backend: Backend | None = None
+    text_in: TextIn | None = None
+
+
+class NamedRequest(msgspec.Struct, kw_only=True):
+    model_name: Name
+    pretrained: Pretrained | None = None
+
+
+class _Vectors(msgspec.Struct, kw_only=True):
+    model_name: Name
+    pretrained: Pretrained | None = None
+    normalize: bool = True
+    n_dims: Dimensions | None = None
+    also_n_dims: Dimensions | None = msgspec.field(name="nDims", default=None)
+
+    @property
+    def dimensions(self) -> int | None:
+        return self.n_dims or self.also_n_dims
+
+
+class InferTextRequest(_Vectors, kw_only=True):
+    text: Texts
+
+
+class InferImageRequest(_Vectors, kw_only=True):
+    image: Images
+    image_download_headers: DownloadHeaders | None = None
+    also_headers: DownloadHeaders | None = msgspec.field(name="imageDownloadHeaders", default=None)
+
+
+class InferRequest(_Vectors, kw_only=True):
+    text: Texts | None = None
+    image: Images | None = None
+    image_download_headers: DownloadHeaders | None = None
+    also_headers: DownloadHeaders | None = msgspec.field(name="imageDownloadHeaders", default=None)
+
+
+class ClassifyImageRequest(msgspec.Struct, kw_only=True):
+    model_name: Name
+    image: Images
+    pretrained: Pretrained | None = None
+    labels: Labels | None = None
+    image_download_headers: DownloadHeaders | None = None
+    also_headers: DownloadHeaders | None = msgspec.field(name="imageDownloadHeaders", default=None)
+
+
+class InferImageForm(_Vectors, kw_only=True):
+    image: list[File]
+
+
+class InferForm(_Vectors, kw_only=True):
+    text: list[str] = []
+    image: list[File] = []
+
+
+class ClassifyImageForm(msgspec.Struct, kw_only=True):
+    model_name: Name
+    image: list[File]
+    pretrained: Pretrained | None = None
+    labels: Labels = []
+
+
+class Message(msgspec.Struct, kw_only=True):
+    message: str
+
+
+class LoadedModels(msgspec.Struct, kw_only=True):
+    models: list[str]
+
+
+class RepositoryModel(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: Annotated[str, Meta(description="Why it is not ready.")] = ""
+    managed: Annotated[bool, Meta(description="False: not made by Shoal, which does not delete it.")] = True
+
+
+class RepositoryModels(msgspec.Struct, kw_only=True):
+    models: list[RepositoryModel]
+
+
+class TextEmbedding(msgspec.Struct, kw_only=True):
+    embedding: list[list[float]]
+    processing_ms: Milliseconds = msgspec.field(name="processingTimeMs")
+
+
+class NewerEmbedding(msgspec.Struct, kw_only=True):
+    embeddings: list[list[float]]
+    processing_ms: Milliseconds = msgspec.field(name="processingTimeMs")
+
+
+class Embeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The side that was not asked for is absent."""
+
+    text_embeddings: list[list[float]] = []
+    image_embeddings: list[list[float]] = []
+    processing_ms: Milliseconds = msgspec.field(name="processingTimeMs")
+
+
+class Probabilities(msgspec.Struct, kw_only=True):
+    probabilities: Annotated[
+        list[list[float]], Meta(description="Of each picture one for each label, in the order of the labels.")
+    ]
+    processing_ms: Milliseconds = msgspec.field(name="processingTimeMs")
+
+
+class ModelLabels(msgspec.Struct, kw_only=True):
+    labels: list[str]
+
+
+class EmbeddingSize(msgspec.Struct, kw_only=True):
+    size: int = msgspec.field(name="embeddingSize")
+
+
+class Detail(msgspec.Struct, kw_only=True):
+    detail: str
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    type: str
+    loc: Annotated[list[str | int], Meta(description="Where in the request: `body`, then field and index.")]
+    msg: str
+    input: Annotated[Any, Meta(description="What was there; null where it is long.")]
+
+
+class Problems(msgspec.Struct, kw_only=True):
+    detail: list[Problem]

@@ -1,0 +1,235 @@
+"""The surface that interfaces manage models with: the protocol of llama.cpp's router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
+
+import msgspec
+
+from shoal.core.lifecycle.events import Event
+from shoal.core.protocols import Operation
+from shoal.errors import InvalidValue, Overloaded, ShoalError
+from shoal.http.errors import OpenAIError, render_error
+from shoal.http.json import decoder
+from shoal.http.operation import Described
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.shared import model_jobs
+from shoal.surfaces.shared import wire_models as wire
+from shoal.surfaces.shared.listing import everything, one, shown
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+HEARTBEAT_S = 15.0
+"""A comment goes out after so much silence, so that proxies do not take a quiet stream for a dead one."""
+
+MAX_STREAMS = 100
+"""Each holds a connection, and up to a queue of events."""
+
+_LOOK_S = 1.0  # how soon a quiet stream notices that the server is going down
+_CHANGE: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
+_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_ENCODE = msgspec.json.Encoder()
+
+
+class Models:
+    """Loads, unloads and downloads are answered as soon as they have begun, and tell how they go as events."""
+
+    name = "models"
+    error = OpenAIError
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        router = _Router(gateway)
+        operations: list[Operation] = [
+            Operation(
+                method="GET",
+                path="/models",
+                endpoint=router.list,
+                summary="List all models, served or not",
+                response=wire.ModelList,
+                errors={500: OpenAIError},
+            ),
+            Described(
+                method="POST",
+                path="/models",
+                endpoint=router.download,
+                summary="List all models, or begin to download one",
+                request=wire.ModelRequest,
+                response=(wire.ModelList, wire.Done),
+                errors=_CHANGE,
+                description="With an empty body as GET. With a `model`, which asks for an admin key, its download "
+                "begins.",
+                example={},
+                optional=True,
+            ),
+            Described(
+                method="DELETE",
+                path="/models",
+                endpoint=router.delete,
+                summary="Unload a model and delete its files",
+                access="admin",
+                response=wire.Done,
+                errors=_CHANGE,
+                query={"model": "The model's name."},
+                needed=frozenset({"model"}),
+            ),
+            Operation(
+                method="GET",
+                path="/models/sse",
+                endpoint=_Stream(gateway),
+                summary="What happens to models, as server-sent events",
+                response=str,
+                media_type="text/event-stream",
+                errors={400: OpenAIError, 429: OpenAIError},
+                description='Each event is a JSON object: `{"model", "event", "data"}`. Events: `model_status`, '
+                "`download_progress`, `download_finished`, `download_failed`, `model_remove`.",
+            ),
+            Operation(
+                method="GET",
+                path="/models/{id:path}",
+                endpoint=router.show,
+                summary="Show one model",
+                response=wire.ModelEntry,
+                errors={404: OpenAIError, 500: OpenAIError},
+            ),
+        ]
+        return [*operations, *_begins(router)]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+def _begins(router: _Router) -> list[Operation]:
+    actions: list[tuple[Literal["/load", "/unload"], Any, str]] = [
+        ("/load", router.load, "Begin to load a model"),
+        ("/unload", router.unload, "Begin to unload a model, or stop its load or download"),
+    ]
+    return [
+        Operation(
+            method="POST",
+            path=f"/models{suffix}",
+            endpoint=endpoint,
+            summary=summary,
+            access="admin",
+            request=wire.ModelName,
+            response=wire.Done,
+            errors=_CHANGE,
+            example={"model": "intfloat/e5-small-v2"},
+        )
+        for suffix, endpoint, summary in actions
+    ]
+
+
+class _Router:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._decode = decoder.Decoder(wire.ModelRequest, "models")
+        self._decode_name = decoder.Decoder(wire.ModelName, "models")
+
+    async def list(self, request: Request) -> Reply:
+        return model_jobs.encoded(wire.ModelList(data=shown(request, await everything(self._gateway))))
+
+    async def show(self, request: Request) -> Reply:
+        return model_jobs.encoded(*shown(request, [one(self._gateway, request.parameter)]))
+
+    async def download(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body or b"{}")
+        if asked.model is None:
+            return await self.list(request)
+        request.demand("admin")
+        request.model = model_jobs.lifecycle_of(self._gateway).download(model_jobs.checked_source(asked.model)).model
+        return model_jobs.encoded(wire.Done())
+
+    async def load(self, request: Request) -> Reply:
+        asked = await self._decode_name.in_turns(request.body)
+        name = model_jobs.checked_source(asked.model)
+        request.model = model_jobs.lifecycle_of(self._gateway).load(name).model
+        return model_jobs.encoded(wire.Done())
+
+    async def unload(self, request: Request) -> Reply:
+        asked = await self._decode_name.in_turns(request.body)
+        name = model_jobs.checked_name(asked.model)
+        request.model = (await model_jobs.begin_unload(self._gateway, name)).model
+        return model_jobs.encoded(wire.Done())
+
+    async def delete(self, request: Request) -> Reply:
+        name = request.argument("model")
+        if name is None:
+            raise InvalidValue("Which model? Write DELETE /models?model=NAME.", param="model")
+        job = model_jobs.lifecycle_of(self._gateway).delete(model_jobs.checked_name(name))
+        await model_jobs.settle(request, job, wait=True)
+        model_jobs.must_have_changed(job)
+        return model_jobs.encoded(wire.Done())
+
+
+class _Stream:
+    """Ends when the client leaves, when the server goes down, and when the reader is too slow for its events."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._open: WeakSet[AsyncGenerator[Event]] = WeakSet()  # one whose answer never began takes no place
+
+    async def __call__(self, request: Request) -> Reply:
+        lifecycle = model_jobs.lifecycle_of(self._gateway)
+        if len(self._open) >= MAX_STREAMS:
+            raise Overloaded(f"{MAX_STREAMS} clients watch already; poll GET /models instead.", retry_after=30.0)
+        events = lifecycle.events()
+        self._open.add(events)
+        return Reply(200, _STREAM, self._pieces(events))
+
+    async def _pieces(self, events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+        upcoming: asyncio.Future[Event] | None = None
+        try:
+            yield b": watching\n\n"
+            quiet = 0.0
+            while not self._gateway.draining:
+                # Not cancelled when it is late: that would end the generator behind it.
+                upcoming = upcoming or asyncio.ensure_future(anext(events))
+                done, _ = await asyncio.wait({upcoming}, timeout=_LOOK_S)
+                if done:
+                    event = upcoming.result()
+                    upcoming, quiet = None, 0.0
+                    if event.data.get("status") != "unloading":  # the router has no such state; "unloaded" follows
+                        yield _told(event)
+                    continue
+                quiet += _LOOK_S
+                if quiet >= HEARTBEAT_S:
+                    quiet = 0.0
+                    yield b": still here\n\n"
+        except StopAsyncIteration:
+            return
+        finally:
+            self._open.discard(events)
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+            await events.aclose()
+
+
+def _told(event: Event) -> bytes:
+    data = dict(event.data)
+    if event.name == "model_status":
+        data = _status(data)
+    elif event.name == "download_progress":
+        data = {event.model: {"done": data.get("done") or 0, "total": data.get("total") or 0}}
+    said: dict[str, Any] = {"model": event.model, "event": event.name}
+    return b"data: %b\n\n" % _ENCODE.encode({**said, "data": data} if data else said)
+
+
+def _status(data: dict[str, Any]) -> dict[str, Any]:
+    """In the router's words, which has no state for having failed."""
+    word = str(data.get("status", ""))
+    told: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}
+    if word == "failed":
+        told["failed"] = True
+    if data.get("error"):
+        told["error"] = data["error"]
+    if word == "loading" and data.get("stage"):
+        told["progress"] = {"stages": [data["stage"]], "current": data["stage"], "value": data.get("fraction") or 0.0}
+    return told

@@ -1,0 +1,346 @@
+"""The surface of Ollama's clients: chat, generate, embeddings and models under /api."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
+
+from shoal.core.protocols import Operation
+from shoal.errors import ModelNotFound, ShoalError, Unsupported
+from shoal.http import status_codes
+from shoal.http.json import decoder
+from shoal.http.json.extras import Extras
+from shoal.http.operation import Described
+from shoal.http.request import JSON, Options, Reply, Request
+from shoal.http.streaming import feed
+from shoal.surfaces.ollama import wire as wire
+from shoal.surfaces.ollama.answers import ENCODE, Lines
+from shoal.surfaces.ollama.models import NDJSON, Moves, Shelf, available, find
+from shoal.surfaces.ollama.tasks import chat_task, generate_task, seconds
+from shoal.surfaces.shared import batch_headers, default_models, model_jobs, vector_encoding
+from shoal.surfaces.shared.generation import DOCUMENTED, of_prompt
+from shoal.surfaces.shared.input_parsing import check_count
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.types import Embed, Embedded, Generate
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 429, 500, 502, 503, 504), wire.OllamaError)
+_LINES = "application/x-ndjson"
+_STREAM = [NDJSON, (b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
+_REMARKS = {name: DOCUMENTED[name] for name in ("x-shoal-prompt-cut", "x-shoal-ignored")}
+_MODEL = "all-MiniLM-L6-v2"
+A = TypeVar("A", bound=wire.OllamaChatRequest | wire.OllamaGenerateRequest)
+
+
+class Ollama:
+    name = "ollama"
+    error = wire.OllamaError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [*_answers(gateway, self._options), *_embeddings(gateway, self._options.max_inputs), *_models(gateway)]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        status = status_codes.status(error)
+        headers = {"content-type": "application/json", **status_codes.headers(error, status)}
+        return status, headers, ENCODE(wire.OllamaError(error=error.message))
+
+
+def _answers(gateway: Gateway, options: Options) -> list[Operation]:
+    chat = _Answering(gateway, options, "chat", wire.OllamaChatRequest, chat_task)
+    generate = _Answering(gateway, options, "generate", wire.OllamaGenerateRequest, generate_task)
+    question = "Why is the sky blue?"
+    return [
+        Described(
+            method="POST",
+            path="/api/chat",
+            endpoint=chat,
+            summary="Answer a conversation",
+            request=wire.OllamaChatRequest,
+            response=wire.OllamaChatAnswer,
+            also=((_LINES, wire.OllamaChatAnswer),),
+            errors=_ERRORS,
+            generates=True,
+            headers=_REMARKS,
+            description=_ONLY.format("messages"),
+            example={"model": _MODEL, "messages": [{"role": "user", "content": question}], "stream": False},
+        ),
+        Described(
+            method="POST",
+            path="/api/generate",
+            endpoint=generate,
+            summary="Answer or continue a prompt",
+            request=wire.OllamaGenerateRequest,
+            response=wire.OllamaGenerateAnswer,
+            also=((_LINES, wire.OllamaGenerateAnswer),),
+            errors=_ERRORS,
+            generates=True,
+            headers=_REMARKS,
+            description=_ONLY.format("a prompt"),
+            example={"model": _MODEL, "prompt": question, "stream": False},
+        ),
+    ]
+
+
+_ONLY = (
+    "A stream of JSON lines unless `stream` is false; the last one has `done` true. An error in mid-stream is a line "
+    "with `error`. Without {} the model is loaded and nothing more; with `keep_alive` 0 it is unloaded, which asks for "
+    "an admin key."
+)
+
+
+def _embeddings(gateway: Gateway, max_inputs: int) -> list[Operation]:
+    embeddings = _Embeddings(gateway, max_inputs)
+    return [
+        Operation(
+            method="POST",
+            path="/api/embed",
+            endpoint=embeddings.many,
+            summary="Embed texts",
+            request=wire.OllamaEmbedRequest,
+            response=wire.OllamaEmbedAnswer,
+            errors=_ERRORS,
+            headers=batch_headers.DOCUMENTED,
+            example={"model": _MODEL, "input": ["Why is the sky blue?", "Why is the grass green?"]},
+        ),
+        Operation(
+            method="POST",
+            path="/api/embeddings",
+            endpoint=embeddings.one,
+            summary="Embed one text; /api/embed takes several",
+            request=wire.OllamaEmbeddingsRequest,
+            response=wire.OllamaEmbeddingsAnswer,
+            errors=_ERRORS,
+            example={"model": _MODEL, "prompt": "Here is an article about llamas."},
+        ),
+    ]
+
+
+def _models(gateway: Gateway) -> list[Operation]:
+    shelf, moves = Shelf(gateway), Moves(gateway)
+    reads: list[tuple[str, Any, str, Any]] = [
+        ("/api/tags", shelf.tags, "List models", wire.OllamaTags),
+        ("/api/ps", shelf.running, "List loaded models", wire.OllamaPs),
+        ("/api/version", shelf.version, "Tell the version of this API", wire.OllamaVersion),
+    ]
+    operations: list[Operation] = [
+        Operation(
+            method="GET",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            response=response,
+            errors={500: wire.OllamaError},
+        )
+        for path, endpoint, summary, response in reads
+    ]
+    operations += [
+        Operation(
+            method="POST",
+            path="/api/show",
+            endpoint=shelf.show,
+            summary="Show one model",
+            request=wire.OllamaNamed,
+            response=wire.OllamaShown,
+            errors=_ERRORS,
+            example={"model": _MODEL},
+        ),
+        Described(
+            method="POST",
+            path="/api/pull",
+            endpoint=moves.pull,
+            summary="Download a model and load it",
+            access="admin",
+            request=wire.OllamaPullRequest,
+            response=wire.OllamaProgress,
+            also=((_LINES, wire.OllamaProgress),),
+            errors=_ERRORS,
+            description="A stream of JSON lines unless `stream` is false. What goes wrong then is a line with `error`.",
+            example={"model": "intfloat/e5-small-v2", "stream": False},
+        ),
+        Operation(
+            method="DELETE",
+            path="/api/delete",
+            endpoint=moves.delete,
+            summary="Unload a model and delete its files",
+            access="admin",
+            request=wire.OllamaNamed,
+            errors=_ERRORS,
+        ),
+    ]
+    return [*operations, *_refused()]
+
+
+_CREATE = (
+    "Models are not created here: pull one from the hub (`ollama pull hf.co/org/name`), or start `shoal serve ADDRESS`."
+)
+_ACCOUNTS = (
+    "There are no accounts here: models are neither pushed to ollama.com nor run there. Upload a model's files where "
+    "you pulled them from."
+)
+_REFUSED = {
+    "/api/create": _CREATE,
+    # Asked first by Ollama's own client, which shows what is said here.
+    "/api/blobs/{digest:path}": _CREATE,
+    "/api/me": _ACCOUNTS,
+    "/api/signout": _ACCOUNTS,
+    "/api/copy": "Models are not copied here: give one more names with `aliases` in its table of shoal.toml.",
+    "/api/push": "Models are not pushed from here: upload its files where you pulled them from.",
+}
+
+
+def _refused() -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path=path,
+            endpoint=partial(_refuse, why),
+            summary="Refused",
+            errors={400: wire.OllamaError},
+            limit=0,
+            description=why,
+        )
+        for path, why in _REFUSED.items()
+    ]
+
+
+async def _refuse(why: str, request: Request) -> NoReturn:
+    raise Unsupported(why)
+
+
+class _Answering(Generic[A]):
+    """One of the two routes that generate."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        options: Options,
+        kind: Literal["chat", "generate"],
+        request: type[A],
+        task: Callable[..., Generate],
+    ) -> None:
+        self._gateway = gateway
+        self._heartbeat_s = options.heartbeat_s
+        self._kind = kind
+        long, also = ("messages", ()) if kind == "chat" else ("prompt", ("system", "images"))
+        self._decode: Extras[A] = Extras(request, "ollama", long, also=also)
+        self._task = task
+
+    async def __call__(self, request: Request) -> Reply:
+        asked, _ = await self._decode(request.body)
+        keep_alive = seconds(asked.keep_alive)
+        if _asks_nothing(asked):
+            return await self._only(request, asked, unload=keep_alive == 0)
+        model, adapter = await available(self._gateway, request, asked.model, "generate")
+        stream = asked.stream is not False
+        task = self._task(asked, model, adapter, stream=stream)
+        lines = await self._loaded(request, asked, model)
+        chunks = self._gateway.stream(task, request.context())
+        if stream:
+            body = await feed(chunks, lines, self._heartbeat_s, request_id=request.id)
+            return Reply(200, [*_STREAM, *of_prompt(body.first)], body)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                lines.gather(chunk)
+        return Reply(200, [JSON, *of_prompt(lines)], lines.whole())
+
+    async def _only(self, request: Request, asked: A, *, unload: bool) -> Reply:
+        """Load the model, or unload it, and nothing more."""
+        if unload:
+            model, _ = find(self._gateway, asked.model, "generate")
+            request.demand("admin")
+            lines = Lines(self._kind, asked.model, request, request.started)
+            model_jobs.lifecycle_of(self._gateway).rest(model)
+            return Reply(200, [JSON], lines.nothing("unload"))
+        model, _ = await available(self._gateway, request, asked.model, "generate")
+        lines = await self._loaded(request, asked, model)
+        card = self._gateway.model(model)
+        if card.state != "ready":
+            raise card.refusal()
+        return Reply(200, [JSON], lines.nothing("load"))
+
+    async def _loaded(self, request: Request, asked: A, model: str) -> Lines:
+        """The answer that begins, once the model is awake: how long that took is told by itself."""
+        request.model, request.items = model, 1
+        ctx = request.context()
+        request.handed_over = False  # what goes wrong here is counted by nobody else
+        await self._gateway.wake(model, ctx)
+        return Lines(self._kind, asked.model, request, time.monotonic())
+
+
+def _asks_nothing(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> bool:
+    if isinstance(asked, wire.OllamaChatRequest):
+        return not asked.messages
+    return not (asked.prompt or asked.images)
+
+
+class _Embeddings:
+    def __init__(self, gateway: Gateway, max_inputs: int) -> None:
+        self._gateway = gateway
+        self._limit = max_inputs
+        self._decode_many = decoder.Decoder(wire.OllamaEmbedRequest, "ollama", "input", max_inputs)
+        self._decode_one = decoder.Decoder(wire.OllamaEmbeddingsRequest, "ollama")
+
+    async def many(self, request: Request) -> Reply:
+        asked = await self._decode_many.in_turns(request.body)
+        seconds(asked.keep_alive)
+        inputs = asked.input if isinstance(asked.input, list) else [asked.input] if asked.input else []
+        check_count(inputs, "input", self._limit)
+        result = None
+        if inputs:
+            result = await self._embedded(
+                request, asked.model, inputs, truncate=asked.truncate, dimensions=asked.dimensions
+            )
+        else:
+            await self._model(request, asked.model)
+        tail = b'],"model":%b,"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
+            ENCODE(asked.model),
+            round((time.monotonic() - request.started) * 1e9),
+            sum(result.tokens) if result is not None else 0,
+        )
+        if result is None:
+            return Reply(200, [JSON], b'{"embeddings":[' + tail)
+        body = await vector_encoding.joined(vector_encoding.contiguous(result.vectors), _row, b'{"embeddings":[', tail)
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
+
+    async def one(self, request: Request) -> Reply:
+        asked = await self._decode_one.in_turns(request.body)
+        seconds(asked.keep_alive)
+        model = await self._model(request, asked.model)
+        if not asked.prompt:
+            return Reply(200, [JSON], b'{"embedding":[]}')
+        card = await default_models.awake(self._gateway, request, self._gateway.model(model))
+        normalize = card.facts is None or card.facts.normalized
+        result = await self._embedded(request, asked.model, [asked.prompt], normalize=normalize)
+        numbers = vector_encoding.numbers(vector_encoding.contiguous(result.vectors)[0])
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], b'{"embedding":%b}' % numbers)
+
+    async def _model(self, request: Request, name: str) -> str:
+        model, adapter = await available(self._gateway, request, name, "embed")
+        if adapter:
+            raise ModelNotFound(f"model '{name}' not found: adapters answer, and do not embed", param="model")
+        return model
+
+    async def _embedded(
+        self, request: Request, name: str, inputs: list[str], dimensions: int | None = None, **more: Any
+    ) -> Embedded:
+        model = await self._model(request, name)
+        if dimensions is not None:
+            card = await default_models.awake(self._gateway, request, self._gateway.model(model))
+            own = card.facts.dimension if card.facts is not None else None
+            # The original passes over what it cannot cut to.
+            if dimensions < 1 or (own is not None and dimensions > own):
+                dimensions = None
+        task = Embed(model=model, inputs=list(inputs), dimensions=dimensions, **more)
+        return await run_task(self._gateway, request, task)
+
+
+def _row(index: int, row: Any) -> bytes:
+    return vector_encoding.numbers(row)

@@ -1,0 +1,195 @@
+"""Chunks to Ollama's answers: one line of JSON each, or all in one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.http.request import Request
+from shoal.surfaces.ollama import wire
+from shoal.surfaces.shared.generation import answer_began
+from shoal.surfaces.shared.logprobs import finite_logprob, token_bytes
+from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
+
+ENCODE = msgspec.json.Encoder().encode
+_NS = 1_000_000_000
+_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
+_REASONS = {"length": "length"}
+"""Ollama's word for every other end is "stop", calls of tools included."""
+
+
+def stamp(ns: int | None = None) -> str:
+    """Nanoseconds of the Unix epoch (None: now) as RFC 3339 in UTC."""
+    seconds, rest = divmod(time.time_ns() if ns is None else ns, _NS)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """What one line says."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: list[wire.OllamaToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.calls or self.logprobs)
+
+    def add(self, other: Line) -> None:
+        self.text += other.text
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+
+
+class Lines:
+    """One answer while it is made, as the frames of a stream (`streaming.Frames`) or as a `whole`.
+
+    `kind`: the text stands in `message`, or in `response`. `loaded` is when the model was there for the `request`, in
+    seconds of `clock`. Calls of tools are told once their arguments, which are an object here, are complete; those that
+    are none are told as text, so that nothing is lost. `cut`: messages that were left out.
+    """
+
+    heartbeat = b""  # clients read every line as JSON
+
+    def __init__(
+        self,
+        kind: Literal["chat", "generate"],
+        model: str,
+        request: Request,
+        loaded: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cut = 0
+        self.ignored: tuple[str, ...] = ()
+        self._kind = kind
+        self._model = model
+        self._request = request
+        self._loaded = loaded
+        self._clock = clock
+        self._first: float | None = None
+        self._pieces = 0
+        self._reason = "stop"
+        self._call: ToolDelta | None = None
+        self._calls = 0
+        self._all = Line()
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        """The line of a chunk, b"" where there is nothing to tell yet."""
+        line = self._told(chunk)
+        return self._encoded(line, done=False) if line else b""
+
+    def failed(self, error: ShoalError) -> bytes:
+        return ENCODE(wire.OllamaError(error=error.message)) + b"\n"
+
+    def end(self) -> bytes:
+        """The last line, with what the answer took."""
+        return self._encoded(self._finished(), done=True)
+
+    def gather(self, chunk: Chunk) -> None:
+        self._all.add(self._told(chunk))
+
+    def whole(self) -> bytes:
+        self._all.add(self._finished())
+        return self._encoded(self._all, done=True)
+
+    def nothing(self, reason: Literal["load", "unload"]) -> bytes:
+        """The answer to a request that only loads or unloads."""
+        counts = wire.OllamaCounts(done_reason=reason)
+        return self._object(Line(), counts, done=True) + b"\n"
+
+    def _told(self, chunk: Chunk) -> Line:
+        if self._first is None:
+            self._first = self._clock()
+        self.cut += chunk.cut
+        self.ignored += chunk.ignored
+        self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
+        line = Line(text=chunk.text, thinking=chunk.reasoning, logprobs=list(chunk.logprobs))
+        for delta in chunk.tools:
+            self._take(delta, line)
+        if chunk.finish_reason is not None:
+            self._reason = _REASONS.get(chunk.finish_reason, "stop")
+            self._complete(line)
+        if chunk.usage is not None:
+            self._request.usage = chunk.usage
+        return line
+
+    def _take(self, delta: ToolDelta, line: Line) -> None:
+        if self._call is not None and self._call.index == delta.index:
+            arguments = self._call.arguments + delta.arguments
+            self._call = msgspec.structs.replace(self._call, arguments=arguments)
+            return
+        self._complete(line)
+        self._call = delta
+
+    def _complete(self, line: Line) -> None:
+        """The open call is over: another began, or the answer ended."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            arguments = _ARGUMENTS.decode(call.arguments or "{}")
+        except msgspec.DecodeError:
+            line.text += f'{{"name": {ENCODE(call.name).decode()}, "arguments": {call.arguments}}}'
+            return
+        called = wire.OllamaCalled(name=call.name, arguments=arguments, index=self._calls)
+        line.calls.append(wire.OllamaToolCall(id=call.id or None, function=called))
+        self._calls += 1
+
+    def _finished(self) -> Line:
+        line = Line()
+        self._complete(line)
+        return line
+
+    def _encoded(self, line: Line, *, done: bool) -> bytes:
+        return self._object(line, self._counts() if done else wire.OllamaCounts(), done=done) + b"\n"
+
+    def _counts(self) -> wire.OllamaCounts:
+        now = self._clock()
+        first = now if self._first is None else self._first
+        usage = self._request.usage or Usage()
+        loaded = self._loaded
+        began = answer_began(usage, first - loaded, now - loaded, self._pieces)
+        started = self._request.started
+        return wire.OllamaCounts(
+            done_reason=self._reason,
+            total_duration=_ns(now - started),
+            load_duration=_ns(loaded - started),
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=None if began is None else _ns(began),
+            eval_count=usage.completion_tokens,
+            eval_duration=None if began is None else _ns(now - loaded - began),
+        )
+
+    def _object(self, line: Line, counts: wire.OllamaCounts, *, done: bool) -> bytes:
+        shared: dict[str, Any] = {"model": self._model, "created_at": stamp(), "done": done}
+        shared |= msgspec.structs.asdict(counts)
+        shared["logprobs"] = [_logprob(each) for each in line.logprobs] or None
+        thinking = line.thinking or None
+        if self._kind == "generate":
+            # A prompt names no tools, so there are no calls.
+            return ENCODE(wire.OllamaGenerateAnswer(response=line.text, thinking=thinking, **shared))
+        said = wire.OllamaSaid(role="assistant", content=line.text, thinking=thinking, tool_calls=line.calls or None)
+        return ENCODE(wire.OllamaChatAnswer(message=said, **shared))
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * _NS))
+
+
+def _logprob(each: TokenLogprob) -> wire.OllamaLogprob:
+    top: Sequence[TokenLogprob] = each.top
+    return wire.OllamaLogprob(
+        token=each.token,
+        logprob=finite_logprob(each.logprob),
+        bytes=token_bytes(each),
+        top_logprobs=[_logprob(other) for other in top] or None,
+    )

@@ -1,0 +1,89 @@
+"""What Ollama's clients call a model: tags, addresses of the hub, and the names of Ollama's library. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+_LATEST = ":latest"
+_HUBS = ("hf.co/", "huggingface.co/")
+
+_EMBEDDERS: dict[str, dict[str, str]] = {
+    "sentence-transformers/all-MiniLM-L6-v2": {"all-minilm": "latest 22m l6-v2"},
+    "sentence-transformers/all-MiniLM-L12-v2": {"all-minilm": "33m l12-v2"},
+    "sentence-transformers/paraphrase-multilingual-mpnet-base-v2": {"paraphrase-multilingual": "latest 278m"},
+    "nomic-ai/nomic-embed-text-v1.5": {"nomic-embed-text": "latest v1.5"},
+    "nomic-ai/nomic-embed-text-v2-moe": {"nomic-embed-text-v2-moe": "latest"},
+    "mixedbread-ai/mxbai-embed-large-v1": {"mxbai-embed-large": "latest v1 335m"},
+    "BAAI/bge-m3": {"bge-m3": "latest 567m"},
+    "BAAI/bge-large-en-v1.5": {"bge-large": "latest 335m"},
+    "Snowflake/snowflake-arctic-embed-l": {"snowflake-arctic-embed": "latest l 335m"},
+    "Snowflake/snowflake-arctic-embed-m": {"snowflake-arctic-embed": "m 110m"},
+    "Snowflake/snowflake-arctic-embed-s": {"snowflake-arctic-embed": "s 33m"},
+    "Snowflake/snowflake-arctic-embed-xs": {"snowflake-arctic-embed": "xs 22m"},
+    "Snowflake/snowflake-arctic-embed-l-v2.0": {"snowflake-arctic-embed2": "latest 568m"},
+    "ibm-granite/granite-embedding-30m-english": {"granite-embedding": "latest 30m"},
+    "ibm-granite/granite-embedding-278m-multilingual": {"granite-embedding": "278m"},
+    "Qwen/Qwen3-Embedding-0.6B": {"qwen3-embedding": "0.6b"},
+    "Qwen/Qwen3-Embedding-4B": {"qwen3-embedding": "4b"},
+    "Qwen/Qwen3-Embedding-8B": {"qwen3-embedding": "latest 8b"},
+    "google/embeddinggemma-300m": {"embeddinggemma": "latest 300m"},
+}
+"""Repositories of the hub by the names and tags that Ollama's library has their models under."""
+
+LIBRARY: Mapping[str, str] = {
+    name if tag == "latest" else f"{name}:{tag}": repository
+    for repository, names in _EMBEDDERS.items()
+    for name, tags in names.items()
+    for tag in tags.split()
+}
+
+_QUANTIZED = re.compile(
+    r"(?:^|[-_.])(i?q\d(?:_[0-9k])?(?:_(?:xxs|xs|s|m|l|xl))?|int[48]|fp?16|bf16|fp?32|fp8|[48]bit)(?=$|[-_.])"
+)
+_SCHEMES = {"hf", "pypi", "file", "fake"}
+"""Of addresses that may be without a slash."""
+
+_FORMS = {"instruct", "it", "chat", "gguf", "ov", "onnx", "hf"}
+
+
+def untagged(name: str) -> str:
+    """`name` without the tag that stands for the model itself, and as org/name where it has a hub's address before."""
+    if name.count("/") > 1:
+        for hub in _HUBS:
+            name = name.removeprefix(hub)
+    return name.removesuffix(_LATEST)
+
+
+def tagged(name: str, adapter: str = "") -> str:
+    """As Ollama lists it."""
+    return f"{name}:{adapter}" if adapter else name + _LATEST
+
+
+def quantization(name: str) -> tuple[str, str]:
+    """`org/name:Q4_K_M` in two, the tag in capitals; "" for a tag that names no form of a model's weights."""
+    base, _, tag = name.rpartition(":")
+    if base and _QUANTIZED.fullmatch(tag.lower()):
+        return base, tag.upper()
+    return name, ""
+
+
+def is_librarys(name: str) -> bool:
+    """Whether a name that no model has here can only be one of Ollama's library: the hub has no tags."""
+    base, colon, _ = name.partition(":")
+    return bool(colon) and "/" not in name and base not in _SCHEMES
+
+
+def match(name: str, served: Mapping[str, Collection[str]]) -> str | None:
+    """The one model that a name of Ollama's library stands for, of those served, each with all that it is called."""
+    if repository := LIBRARY.get(name):
+        return next((model for model, names in served.items() if repository in names), None)
+    wanted = _plain(name)
+    found = [model for model, names in served.items() if wanted in map(_plain, names)]
+    return found[0] if len(found) == 1 else None
+
+
+def _plain(name: str) -> str:
+    """Family, version and size alone: "llama3.21b" for llama3.2:1b and for bartowski/Llama-3.2-1B-Instruct-GGUF."""
+    last = _QUANTIZED.sub("", name.rpartition("/")[2].lower().replace(":", "-"))
+    return "".join(word for word in re.split("[-_]", last) if word not in _FORMS)

@@ -1,0 +1,221 @@
+"""Ollama's requests to tasks: messages, options, formats and durations. Raises RequestErrors that name the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from shoal.durations import parse_duration
+from shoal.errors import InvalidValue, Unsupported
+from shoal.http.json.extras import check_depth
+from shoal.surfaces.ollama import wire
+from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
+
+_JSON = msgspec.json.Encoder()
+_NAMES = {"repetition_penalty": "repeat_penalty"}
+_LEVELS = ("low", "medium", "high", "max")
+_SHOWN = 64
+OFF = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
+"""Options that no model here honours, by the value that is off."""
+
+# What base64 of a file of each type begins with.
+_IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "UklGR": "webp", "R0lGOD": "gif"}
+
+
+def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream: bool) -> Generate:
+    """The task of a conversation; `messages` is not empty."""
+    return Generate(
+        model=model,
+        adapter=adapter,
+        messages=_messages(asked.messages or []),
+        sampling=_sampling(asked),
+        names=_NAMES,
+        stream=stream,
+        tools=[_tool(each) for each in asked.tools or []],
+        template_kwargs=_thinking(asked.think),
+        include_reasoning=asked.think is not False,
+    )
+
+
+def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *, stream: bool) -> Generate:
+    """The task of a prompt: a conversation of one turn, or the prompt as it is where `raw` says so."""
+    _check_generate(asked)
+    messages = []
+    if not asked.raw:
+        if asked.system:
+            messages.append(Message(role="system", content=asked.system))
+        messages.append(Message(role="user", content=_content(asked.prompt or "", asked.images, "images")))
+    return Generate(
+        model=model,
+        adapter=adapter,
+        prompts=[asked.prompt or ""] if asked.raw else [],
+        messages=messages,
+        sampling=_sampling(asked),
+        names=_NAMES,
+        stream=stream,
+        template_kwargs=_thinking(asked.think),
+        include_reasoning=asked.think is not False,
+    )
+
+
+def seconds(keep_alive: float | str | None) -> float | None:
+    """A `keep_alive` in seconds, infinite for what is below 0. Raises InvalidValue."""
+    if keep_alive is None:
+        return None
+    found = parse_duration(keep_alive) if isinstance(keep_alive, str) else keep_alive
+    if found is None:
+        raise InvalidValue(
+            f'\'keep_alive\' is {str(keep_alive)[:_SHOWN]!r}; send seconds, or a duration as "5m" or "1h30m".',
+            param="keep_alive",
+        )
+    return float("inf") if found < 0 else found
+
+
+def _check_generate(asked: wire.OllamaGenerateRequest) -> None:
+    if asked.suffix:
+        raise Unsupported("'suffix' is not supported: put what is to be filled in into the prompt.", param="suffix")
+    if asked.raw and (asked.system or asked.template or asked.context):
+        raise InvalidValue("raw mode does not support template, system, or context; leave them out.", param="raw")
+    if asked.template:
+        raise Unsupported(
+            "'template' is not supported: send a prompt that is filled in already, with raw=true.", param="template"
+        )
+    if asked.context:
+        raise Unsupported("'context' is not supported: send the earlier turns to /api/chat.", param="context")
+    if asked.raw and asked.images:
+        raise Unsupported("'images' are not supported with raw=true: leave one of the two out.", param="images")
+
+
+# Messages
+
+
+def _messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
+    open_calls: list[ToolCall] = []
+    made, count = [], 0
+    for at, each in enumerate(given):
+        calls = []
+        for call in each.tool_calls or []:
+            count += 1
+            # Nine letters and digits: the templates of some models refuse every other id.
+            ident = call.id or f"call{count:05d}"
+            check_depth(call.function.arguments or {}, "messages")
+            arguments = _JSON.encode(call.function.arguments or {}).decode()
+            calls.append(ToolCall(id=ident, name=call.function.name, arguments=arguments))
+        open_calls += calls
+        role = each.role.lower()
+        answered = each.tool_call_id or (_answered(open_calls, each.tool_name) if role == "tool" else None)
+        open_calls = [call for call in open_calls if call.id != answered]
+        content = _content(each.content or "", each.images, f"messages[{at}].images")
+        made.append(
+            Message(
+                role=role,
+                content=None if calls and not content else content,
+                name=each.tool_name or None,
+                tool_calls=calls,
+                tool_call_id=answered,
+                reasoning=each.thinking or None,
+            )
+        )
+    return made
+
+
+def _answered(calls: Sequence[ToolCall], name: str | None) -> str | None:
+    """The call that a result without an id is of: the first open one of that name, else the first open one."""
+    named = [call.id for call in calls if call.name == name]
+    return next(iter(named or [call.id for call in calls]), None)
+
+
+def _content(text: str, images: Sequence[str] | None, where: str) -> str | list[Part]:
+    if not images:
+        return text
+    parts = [Part(type="image", url=_url(image, f"{where}[{at}]")) for at, image in enumerate(images)]
+    return [*parts, Part(text=text)] if text else parts
+
+
+def _url(image: str, where: str) -> str:
+    if image.startswith("data:image/"):
+        return image
+    kind = next((kind for head, kind in _IMAGES.items() if image.startswith(head)), None)
+    if kind is None:
+        raise InvalidValue(
+            f"'{where}' is not the base64 of a PNG, JPEG, WebP or GIF file; send one.",
+            param=where.partition("[")[0],
+        )
+    return f"data:image/{kind};base64,{image}"
+
+
+def _tool(given: wire.OllamaTool) -> Tool:
+    of = given.function
+    check_depth(of.parameters or {}, "tools")
+    return Tool(name=of.name, description=of.description or "", parameters=of.parameters or {})
+
+
+# Sampling
+
+
+def _sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sampling:
+    options = asked.options or wire.OllamaOptions()
+    for name, off in OFF.items():
+        if getattr(options, name) not in (None, off):
+            raise Unsupported(f"'options.{name}' is not supported: leave it out, or send {off}.", param="options")
+    top_k, seed = _whole(options.top_k), _whole(options.seed)
+    stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
+    return Sampling(
+        max_tokens=_positive(_whole(options.num_predict)),
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=top_k if top_k is None or top_k > 0 else -1,
+        min_p=options.min_p,
+        seed=None if seed is None or seed < 0 else seed,
+        stop=[text for text in stop if text],
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repeat_penalty,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        guide=_guide(asked.format),
+    )
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
+def _positive(number: int | None) -> int | None:
+    """-1 (without end), -2 (as much as the context holds) and 0 leave the length to the model and its context."""
+    return number if number is not None and number > 0 else None
+
+
+def _guide(given: str | dict[str, Any] | None) -> Guide | None:
+    match given:
+        case None | "":
+            return None
+        case "json":
+            return Guide(kind="json_object", field="format")
+        case dict():
+            check_depth(given, "format")
+            return Guide(kind="json_schema", value=_JSON.encode(given).decode(), field="format")
+        case _:
+            raise InvalidValue("'format' is neither \"json\" nor a JSON schema; send one of the two.", param="format")
+
+
+def _thinking(think: bool | str | None) -> dict[str, Any]:
+    """What the template is told. The names are those that templates of thinking models read."""
+    match think:
+        case None | "":
+            return {}
+        case bool():
+            return {"enable_thinking": think}
+        case _ if think in _LEVELS:
+            return {"enable_thinking": True, "reasoning_effort": "high" if think == "max" else think}
+        case _:
+            raise InvalidValue(
+                f"'think' is {think[:_SHOWN]!r}; send true, false, {_or(_LEVELS)}.",
+                param="think",
+            )
+
+
+def _or(words: Iterable[str]) -> str:
+    *most, last = (f'"{word}"' for word in words)
+    return f"{', '.join(most)} or {last}"

@@ -1,0 +1,318 @@
+"""The JSON of Ollama's API (github.com/ollama/ollama, docs/api.md and api/types.go).
+
+Times are RFC 3339 with nanoseconds, durations whole nanoseconds, images base64 without a data: prefix. What a client
+may leave out, it may also send as null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shoal.surfaces.shared.wire_conversations import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, Object, Stop
+
+KeepAlive: TypeAlias = Annotated[
+    float | str,
+    Meta(
+        description='Seconds, or a duration ("5m", "1h30m"). 0 with nothing to answer unloads the model; others are '
+        "accepted, and `keep_alive_s` of the server decides.",
+        examples=["5m"],
+    ),
+]
+Think: TypeAlias = Annotated[
+    bool | str,
+    Meta(description='Whether a model that can think does so: true, false, or "low", "medium", "high", "max".'),
+]
+Format: TypeAlias = Annotated[
+    str | dict[str, Any],
+    Meta(description='What the answer looks like: "json", or a JSON schema.'),
+]
+Images: TypeAlias = Annotated[list[str], Meta(max_length=256, description="Base64 of PNG, JPEG, WebP or GIF files.")]
+Whole: TypeAlias = int | float
+"""Ollama takes every number for an integer, without what is behind its point: some clients write 42.0."""
+
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+
+
+class OllamaError(msgspec.Struct, kw_only=True):
+    error: str
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How to sample. Options about loading a model (num_ctx, num_gpu, num_thread, ...) are accepted, and not used:
+    the server loads models by its own settings."""
+
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: Annotated[float, Meta(description="Only 1, which is off.")] | None = None
+    tfs_z: Annotated[float, Meta(description="Only 1, which is off.")] | None = None
+    mirostat: Annotated[float, Meta(description="Only 0, which is off.")] | None = None
+    seed: Annotated[Whole, Meta(description="Below 0: any.")] | None = None
+    num_predict: (
+        Annotated[Whole, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None
+    ) = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class OllamaFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="The JSON schema of its arguments.")] | None = None
+
+
+class OllamaTool(msgspec.Struct, kw_only=True):
+    type: str | None = "function"
+    function: OllamaFunction
+
+
+class OllamaCalled(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    arguments: dict[str, Any] | None = None
+    index: int | None = None
+
+
+class OllamaToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    id: str | None = None
+    function: OllamaCalled
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    role: Annotated[str, Meta(description="system, user, assistant or tool.", examples=["user"])]
+    content: str | None = None
+    thinking: Annotated[str, Meta(description="What the model thought before it answered.")] | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_name: Annotated[str, Meta(description="Of role tool: the function whose result this is.")] | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, Meta(description="A served model; `:latest` and `:adapter` may follow.")]
+    messages: (
+        Annotated[
+            list[OllamaMessage],
+            Meta(max_length=MAX_MESSAGES, description="Empty: the model is loaded and nothing more."),
+        ]
+        | None
+    ) = None
+    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
+    format: Format | None = None
+    options: OllamaOptions | None = None
+    tools: Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+
+
+class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, Meta(description="A served model; `:latest` and `:adapter` may follow.")]
+    prompt: Annotated[str, Meta(description="Empty: the model is loaded and nothing more.")] | None = None
+    system: str | None = None
+    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] | None = None
+    images: Images | None = None
+    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
+    format: Format | None = None
+    options: OllamaOptions | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    suffix: Annotated[str, Meta(description="Refused.")] | None = None
+    template: Annotated[str, Meta(description="Refused: the server's setting `chat_template` names one.")] | None = None
+    context: Annotated[list[int], Meta(description="Refused: /api/chat takes the earlier turns.")] | None = None
+
+
+class OllamaLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[OllamaLogprob] | None = None
+
+
+class OllamaCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the last line tells. `prompt_eval_duration` runs until the first token, waiting included; it and
+    `eval_duration` are absent where the answer came in one piece."""
+
+    done_reason: Annotated[str, Meta(description="stop, length, load or unload.")] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class OllamaSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`content` is there in every line, and `thinking` and `tool_calls` where there are any."""
+
+    role: str
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+
+
+class OllamaChatAnswer(OllamaCounts, kw_only=True, omit_defaults=True):
+    """One line of a stream, or all of an answer that is none."""
+
+    model: str
+    created_at: str
+    message: OllamaSaid
+    done: bool
+    logprobs: list[OllamaLogprob] | None = None
+
+
+class OllamaGenerateAnswer(OllamaCounts, kw_only=True, omit_defaults=True):
+    """One line of a stream, or all of an answer that is none."""
+
+    model: str
+    created_at: str
+    response: str
+    done: bool
+    thinking: str | None = None
+    logprobs: list[OllamaLogprob] | None = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    model: str
+    input: (
+        Annotated[
+            str | list[str],
+            Meta(
+                description="A text or a list of texts; without any the model is loaded.",
+                examples=["Why is the sky blue?"],
+            ),
+        ]
+        | None
+    ) = None
+    truncate: Annotated[bool, Meta(description="Cut a text that is too long, or refuse it.")] | None = None
+    dimensions: (
+        Annotated[
+            int,
+            Meta(
+                description="Cut vectors to this length, and normalise them again. Below 1, or above the model's own, "
+                "it changes nothing."
+            ),
+        ]
+        | None
+    ) = None
+    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
+    model: str
+    embeddings: Annotated[list[list[float]], Meta(description="One vector of length one an input.")]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    model: str
+    prompt: str | None = None
+    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
+    embedding: Annotated[
+        list[float], Meta(description="The vector as the model gives it: of length one where a Normalize ends it.")
+    ]
+
+
+# Models
+
+
+class OllamaNamed(msgspec.Struct, kw_only=True):
+    """`name` is what older clients call `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+class OllamaPullRequest(msgspec.Struct, kw_only=True):
+    model: (
+        Annotated[
+            str, Meta(description="A model's name, where it comes from (org/name), or an embedder of Ollama's library.")
+        ]
+        | None
+    ) = None
+    name: str | None = None
+    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
+    insecure: Annotated[bool, Meta(description="Accepted, and not used.")] | None = None
+
+
+class OllamaProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`digest` tells one stage of this pull from another; it is of no file. `total` and `completed` are bytes."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
+class OllamaDetails(msgspec.Struct, kw_only=True):
+    parent_model: str = ""
+    format: Annotated[str, Meta(description="The backend that runs it.")]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: Annotated[str, Meta(description="The precision that it runs in.")]
+
+
+class OllamaEntry(msgspec.Struct, kw_only=True):
+    name: str
+    model: str
+    modified_at: str
+    size: Annotated[int, Meta(description="Bytes on disk with the weights, 0 where not known.")]
+    digest: Annotated[str, Meta(description="Hash of the model's files, or of where it comes from.")]
+    details: OllamaDetails
+    capabilities: list[str]
+
+
+class OllamaTags(msgspec.Struct, kw_only=True):
+    models: list[OllamaEntry]
+
+
+class OllamaRunning(msgspec.Struct, kw_only=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: Annotated[str, Meta(description="When it falls asleep unless it is asked before.")]
+    size_vram: int
+    context_length: Annotated[int, Meta(description="Tokens, 0 where not known.")]
+
+
+class OllamaPs(msgspec.Struct, kw_only=True):
+    models: list[OllamaRunning]
+
+
+class OllamaShown(msgspec.Struct, kw_only=True):
+    """What is not known is "" or absent."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    license: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct, kw_only=True):
+    version: Annotated[
+        str, Meta(description="The version of Ollama whose API this is; to Ollama's own client its own.")
+    ]
+    shoal: Annotated[str, Meta(description="The version of this server.")]

@@ -1,0 +1,222 @@
+"""The surface of OpenAI's clients: embeddings, completions, responses and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError
+from shoal.http.errors import OpenAIError, render_error
+from shoal.http.json import decoder
+from shoal.http.operation import Described
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.openai import wire_chat, wire_embeddings, wire_responses
+from shoal.surfaces.openai.chat import Chat
+from shoal.surfaces.openai.completions import Completions
+from shoal.surfaces.openai.embeddings import DOCUMENTED, Embeddings
+from shoal.surfaces.openai.responses import Responses
+from shoal.surfaces.shared import generation, model_jobs
+from shoal.surfaces.shared import wire_models as wire
+from shoal.surfaces.shared.listing import one, served_all, shown
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
+_READ_ERRORS: dict[int, Any] = {500: OpenAIError}
+_CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
+_TALKER = "Qwen/Qwen2.5-0.5B-Instruct"
+_STREAMS = (
+    "With `stream` the answer is told in server-sent events while it is made. Fields that are not listed are passed on "
+    "to OpenAI-compatible servers, and ignored by other backends. What such a server refuses comes back as it said it, "
+    "with any status."
+)
+_EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
+
+
+class OpenAI:
+    name = "openai"
+    error = OpenAIError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        embeddings = Embeddings(gateway, self._options)
+        operations: list[Operation] = [
+            Described(
+                method="POST",
+                path=f"{prefix}/embeddings",
+                endpoint=embeddings,
+                summary="Embed texts and pictures",
+                request=embeddings.request,
+                response=wire_embeddings.EmbeddingsResponse,
+                also=(wire_embeddings.BYTES,),
+                errors=_ERRORS,
+                headers=DOCUMENTED,
+                example=_EXAMPLE,
+            )
+            for prefix in ("/v1", "")
+        ]
+        return [*operations, *_generating(gateway, self._options), *_managing(_Models(gateway))]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+def _generating(gateway: Gateway, options: Options) -> list[Operation]:
+    chat = Chat(gateway, options.heartbeat_s)
+    completions = Completions(gateway, options.heartbeat_s, options.max_inputs, chat)
+    responses = Responses(gateway, options.heartbeat_s)
+    question = {"role": "user", "content": "What is a shoal?"}
+    table: list[tuple[str, Any, str, Any, Any, Any]] = [
+        (
+            "/chat/completions",
+            chat,
+            "Answer a conversation",
+            wire_chat.ChatRequest,
+            wire_chat.ChatCompletion,
+            {"model": _TALKER, "messages": [question], "max_tokens": 64},
+        ),
+        (
+            "/completions",
+            completions,
+            "Continue texts",
+            wire_chat.CompletionRequest,
+            wire_chat.TextCompletion,
+            {"model": _TALKER, "prompt": "A shoal is", "max_tokens": 16},
+        ),
+        (
+            "/responses",
+            responses,
+            "Answer a conversation, told as items",
+            wire_responses.ResponsesRequest,
+            wire_responses.Response,
+            {"model": _TALKER, "input": "What is a shoal?", "max_output_tokens": 64},
+        ),
+    ]
+    return [
+        Described(
+            method="POST",
+            path=prefix + path,
+            endpoint=endpoint,
+            summary=summary,
+            request=request,
+            response=response,
+            also=(("text/event-stream", str),),
+            errors=_ERRORS,
+            headers=generation.DOCUMENTED,
+            description=_STREAMS,
+            example=example,
+            generates=True,
+        )
+        for path, endpoint, summary, request, response, example in table
+        for prefix in ("/v1", "")
+    ]
+
+
+def _managing(models: _Models) -> list[Operation]:
+    operations: list[Operation] = [
+        Operation(
+            method="GET",
+            path="/v1/models",
+            endpoint=models.list,
+            summary="List the served models",
+            response=wire.ModelList,
+            errors=_READ_ERRORS,
+        ),
+        Described(
+            method="POST",
+            path="/v1/models",
+            endpoint=models.download,
+            summary="List the served models, or download one",
+            request=wire.ModelRequest,
+            response=(wire.ModelList, wire.Managed),
+            errors=_CHANGE_ERRORS,
+            description="With an empty body as GET. With a `model`, which asks for an admin key, its files are fetched "
+            "and nothing more.",
+            example={},
+            query=model_jobs.WAIT,
+            accepted=wire.JobStatus,
+            optional=True,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/models/{id:path}",
+            endpoint=models.show,
+            summary="Show one model",
+            response=wire.ModelEntry,
+            errors={**_READ_ERRORS, 404: OpenAIError},
+        ),
+    ]
+    changes: list[tuple[Literal["POST", "DELETE"], str, Any, str, Any, Any]] = [
+        ("POST", "/load", models.load, "Load a model", wire.LoadSettings, wire.Managed),
+        ("POST", "/unload", models.unload, "Unload a model", None, wire.Managed),
+        ("DELETE", "", models.delete, "Unload a model and delete its files", None, wire.Deleted),
+    ]
+    operations += [
+        Described(
+            method=method,
+            path="/v1/models/{id:path}" + suffix,
+            endpoint=endpoint,
+            summary=summary,
+            access="admin",
+            request=request,
+            response=response,
+            errors=_CHANGE_ERRORS,
+            example=None if request is None else {"backend": "local"},
+            query=model_jobs.WAIT,
+            accepted=wire.JobStatus,
+            optional=True,
+        )
+        for method, suffix, endpoint, summary, request, response in changes
+    ]
+    return operations
+
+
+class _Models:
+    """Lists from memory: interfaces ask for them on every page, and a busy or broken model must not delay them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._decode_model = decoder.Decoder(wire.ModelRequest, "openai")
+        self._decode_settings = decoder.Decoder(wire.LoadSettings, "openai")
+
+    async def list(self, request: Request) -> Reply:
+        return model_jobs.encoded(wire.ModelList(data=shown(request, served_all(self._gateway))))
+
+    async def show(self, request: Request) -> Reply:
+        return model_jobs.encoded(*shown(request, [one(self._gateway, request.parameter)]))
+
+    async def download(self, request: Request) -> Reply:
+        asked = await self._decode_model.in_turns(request.body or b"{}")
+        if asked.model is None:
+            return await self.list(request)
+        request.demand("admin")
+        name = model_jobs.checked_source(asked.model)
+        wait = model_jobs.waits(request)
+        job = model_jobs.lifecycle_of(self._gateway).download(name)
+        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+
+    async def load(self, request: Request) -> Reply:
+        asked = await self._decode_settings.in_turns(request.body or b"{}")
+        name = model_jobs.checked_source(request.parameter)
+        wait = model_jobs.waits(request)
+        job = model_jobs.lifecycle_of(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
+        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+
+    async def unload(self, request: Request) -> Reply:
+        name = model_jobs.checked_name(request.parameter)
+        wait = model_jobs.waits(request)
+        job = await model_jobs.begin_unload(self._gateway, name)
+        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+
+    async def delete(self, request: Request) -> Reply:
+        name = model_jobs.checked_name(request.parameter)
+        wait = model_jobs.waits(request)
+        job = model_jobs.lifecycle_of(self._gateway).delete(name)
+        reply = await model_jobs.settle(request, job, wait=wait)
+        if reply is None:
+            model_jobs.must_have_changed(job)
+        return reply or model_jobs.encoded(wire.Deleted(id=job.model))

@@ -1,0 +1,246 @@
+"""Chat completions: a conversation to a task, and its chunks to OpenAI's answers and events."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.http.json.extras import Extras, check_depth
+from shoal.http.request import Reply, Request
+from shoal.surfaces.openai import wire_chat as wire
+from shoal.surfaces.openai.conversation import choice_of, messages_of, tool_of, tools_of
+from shoal.surfaces.openai.events import ENCODE, Events, Said, timings_of, usage_of, wants_usage
+from shoal.surfaces.openai.sampling import guide_of, sampling_of
+from shoal.surfaces.shared.generation import Answer, Choice, answered
+from shoal.surfaces.shared.logprobs import finite_logprob, token_bytes
+from shoal.types import Chunk, Generate, TokenLogprob, ToolDelta, Usage
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+DIALECT = "openai.chat"
+_ROLE = b'{"role":"assistant","content":""}'
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
+        self._gateway = gateway
+        self._heartbeat_s = heartbeat_s
+        self._decode: Extras[wire.ChatRequest] = Extras(wire.ChatRequest, "openai", "messages")
+
+    async def __call__(self, request: Request) -> Reply:
+        asked, extras = await self._decode(request.body)
+        model, adapter = self._gateway.resolve(asked.model or "")
+        task = task_of(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = Said.by(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
+        old = bool(asked.functions) and not asked.tools
+        usage = wants_usage(asked)
+        return await answered(
+            self._gateway,
+            request,
+            task,
+            frames=partial(ChatEvents, said, request, choices=task.choices, include_usage=usage, old=old),
+            body=partial(body_of, said=said, logprobs=bool(asked.logprobs), old=old),
+            heartbeat_s=self._heartbeat_s,
+        )
+
+
+def task_of(
+    asked: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+) -> Generate:
+    """Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
+    tools = tools_of(asked.tools) or [tool_of(each, "functions") for each in asked.functions or ()]
+    if asked.tool_choice is None and not asked.tools:
+        mode, name = choice_of(asked.function_call, tools, "function_call")
+    else:
+        mode, name = choice_of(asked.tool_choice, tools, "tool_choice")
+    most = asked.max_completion_tokens
+    if most is None:
+        most = asked.max_tokens
+    if most == 0:
+        field = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+        raise InvalidValue(f"'{field}' is 0; an answer has at least one token.", param=field)
+    return Generate(
+        model=model,
+        messages=messages_of(asked.messages),
+        n=asked.n or 1,
+        sampling=sampling_of(asked, max_tokens=most, logprobs=_logprobs(asked), guide=guide_of(asked)),
+        stream=bool(asked.stream),
+        tools=tools,
+        tool_choice=mode,
+        tool_name=name,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        continue_final=bool(asked.continue_final_message),
+        add_generation_prompt=_opens(asked),
+        template_kwargs=_template_kwargs(asked),
+        include_reasoning=asked.include_reasoning is not False,
+        adapter=adapter,
+        raw=raw,
+        extras=extras,
+    )
+
+
+def _logprobs(asked: wire.ChatRequest) -> int | None:
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise InvalidValue("'top_logprobs' needs 'logprobs': true beside it.", param="top_logprobs")
+    return None
+
+
+def _opens(asked: wire.ChatRequest) -> bool:
+    """Whether the template begins a new answer: not where the last message is one already."""
+    if not asked.continue_final_message:
+        return asked.add_generation_prompt is not False
+    if asked.add_generation_prompt:
+        raise InvalidValue(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other; send one of them.",
+            param="continue_final_message",
+        )
+    return False
+
+
+def _template_kwargs(asked: wire.ChatRequest) -> dict[str, Any]:
+    given = asked.chat_template_kwargs or {}
+    check_depth(given, "chat_template_kwargs")
+    return given if asked.reasoning_effort is None else {"reasoning_effort": asked.reasoning_effort, **given}
+
+
+def body_of(answer: Answer, *, said: Said, logprobs: bool, old: bool) -> bytes:
+    """The whole answer. `old`: calls are told as `function_call`, as they were before there were tools."""
+    return ENCODE(
+        wire.ChatCompletion(
+            id=said.id,
+            created=said.created,
+            model=said.model,
+            choices=[_choice(each, logprobs=logprobs, old=old) for each in answer.choices],
+            usage=usage_of(answer.usage or Usage()),
+            timings=timings_of(answer),
+        )
+    )
+
+
+def _choice(choice: Choice, *, logprobs: bool, old: bool) -> wire.ChatChoice:
+    message = wire.AnswerMessage(content=choice.text or (None if choice.tools else ""))
+    if choice.reasoning:
+        message.reasoning_content = choice.reasoning
+    if choice.tools and old:
+        called = choice.tools[0]
+        message.function_call = wire.CalledFunction(name=called.name, arguments=called.arguments)
+    elif choice.tools:
+        message.tool_calls = [
+            wire.CalledTool(id=each.id, function=wire.CalledFunction(name=each.name, arguments=each.arguments))
+            for each in choice.tools
+        ]
+    return wire.ChatChoice(
+        index=choice.index,
+        message=message,
+        logprobs=logprobs_of(choice.logprobs) if logprobs else None,
+        finish_reason=_reason(choice.finish_reason, old=old),
+    )
+
+
+def logprobs_of(tokens: list[TokenLogprob]) -> wire.ChatLogprobs:
+    return wire.ChatLogprobs(
+        content=[
+            wire.ContentLogprob(
+                token=each.token,
+                logprob=finite_logprob(each.logprob),
+                bytes=token_bytes(each),
+                top_logprobs=[
+                    wire.TopLogprob(token=top.token, logprob=finite_logprob(top.logprob), bytes=token_bytes(top))
+                    for top in each.top
+                ],
+            )
+            for each in tokens
+        ]
+    )
+
+
+def _reason(reason: str, *, old: bool) -> str:
+    return "function_call" if old and reason == "tool_calls" else reason
+
+
+class ChatEvents(Events):
+    """Each choice begins with an event that holds its role, and ends with one that holds nothing but the reason."""
+
+    def __init__(self, said: Said, request: Request, *, choices: int, include_usage: bool, old: bool = False) -> None:
+        super().__init__(said, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
+        self._old = old
+        self._texts: dict[int, bytes] = {}  # what comes before a text, by choice; those that have begun
+        self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        before = self._texts.get(chunk.index)
+        if before is None or not chunk.text or _has_more(chunk):
+            return super().chunk(chunk)
+        self._pieces += 1
+        return before + ENCODE(chunk.text) + self._plain_tail
+
+    def _told(self, chunk: Chunk) -> bytes:
+        index = chunk.index
+        told: list[bytes] = []
+        if index not in self._texts:
+            self._texts[index] = b'%b{"index":%d,"delta":{"content":' % (self.head, index)
+            told.append(self._event(index, _ROLE))
+        deltas = self._deltas(chunk)
+        if deltas:
+            logprobs = ENCODE(logprobs_of(chunk.logprobs)) if chunk.logprobs else b"null"
+            told += [self._event(index, delta) for delta in deltas[:-1]]
+            told.append(self._event(index, deltas[-1], logprobs))
+        if chunk.finish_reason is not None:
+            reason = ENCODE(_reason(chunk.finish_reason, old=self._old))
+            told.append(self.finish(self._event(index, b"{}", reason=reason)))
+        return b"".join(told)
+
+    def _deltas(self, chunk: Chunk) -> list[bytes]:
+        deltas = []
+        if chunk.reasoning:
+            deltas.append(b'{"reasoning_content":%b}' % ENCODE(chunk.reasoning))
+        if chunk.text:
+            deltas.append(b'{"content":%b}' % ENCODE(chunk.text))
+        if chunk.tools and self._old:
+            deltas += [_old_delta(each) for each in chunk.tools if each.index == 0]
+        elif chunk.tools:
+            # Clients' own helpers take one fragment an event for granted.
+            deltas += [b'{"tool_calls":[%b]}' % _tool_delta(each) for each in chunk.tools]
+        if chunk.logprobs and not deltas:
+            deltas.append(b'{"content":""}')  # of a token whose text is still kept back
+        return deltas
+
+    def _event(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
+        return self.head + choice + self.tail
+
+
+def _has_more(chunk: Chunk) -> bool:
+    """Whether there is anything but a text."""
+    return bool(
+        chunk.finish_reason is not None
+        or chunk.logprobs
+        or chunk.tools
+        or chunk.reasoning
+        or chunk.usage is not None
+        or chunk.raw is not None
+    )
+
+
+def _tool_delta(delta: ToolDelta) -> bytes:
+    if not delta.id and not delta.name:
+        return b'{"index":%d,"function":{"arguments":%b}}' % (delta.index, ENCODE(delta.arguments))
+    return b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}' % (
+        delta.index,
+        ENCODE(delta.id),
+        ENCODE(delta.name),
+        ENCODE(delta.arguments),
+    )
+
+
+def _old_delta(delta: ToolDelta) -> bytes:
+    name = b'"name":%b,' % ENCODE(delta.name) if delta.name else b""
+    return b'{"function_call":{%b"arguments":%b}}' % (name, ENCODE(delta.arguments))

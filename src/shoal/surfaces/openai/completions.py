@@ -1,0 +1,207 @@
+"""Legacy completions: prompts to a task, and its chunks to OpenAI's answers and events."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, Unsupported, WrongType
+from shoal.http.json.decoder import FieldError
+from shoal.http.json.extras import Extras
+from shoal.http.json.refused import Unread, is_there
+from shoal.http.request import Reply, Request
+from shoal.surfaces.openai import wire_chat as wire
+from shoal.surfaces.openai.chat import Chat
+from shoal.surfaces.openai.events import ENCODE, Events, Said, timings_of, usage_of, wants_usage
+from shoal.surfaces.openai.sampling import guide_of, sampling_of
+from shoal.surfaces.shared.generation import Answer, Choice, answered
+from shoal.surfaces.shared.logprobs import finite_logprob
+from shoal.types import Chunk, Generate, TextItem, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+DIALECT = "openai.completions"
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for requests that do not say."""
+
+MOST_CHOICES = 2048
+"""Answers that one request makes: prompts times `n`, or times `best_of`."""
+
+
+class Completions:
+    """The endpoint. `chat` answers bodies with `messages` and no `prompt`, which triton-openai takes here."""
+
+    def __init__(self, gateway: Gateway, heartbeat_s: float, max_inputs: int, chat: Chat) -> None:
+        self._gateway = gateway
+        self._chat = chat
+        self._heartbeat_s = heartbeat_s
+        self._max_inputs = max_inputs
+        self._decode: Extras[wire.CompletionRequest] = Extras(wire.CompletionRequest, "openai", "prompt", max_inputs)
+
+    async def __call__(self, request: Request) -> Reply:
+        try:
+            asked, extras = await self._decode(request.body)
+        except FieldError as error:
+            if not (error.missing and error.at == "prompt" and has_messages(request.body)):
+                raise
+            return await self._chat(request)
+        prompts = prompts_of(asked.prompt, self._max_inputs)
+        model, adapter = self._gateway.resolve(asked.model or "")
+        task = task_of(asked, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = Said.by(f"{model}:{adapter}" if adapter else model, "cmpl-")
+        usage = wants_usage(asked)
+        try:
+            return await answered(
+                self._gateway,
+                request,
+                task,
+                frames=partial(TextEvents, said, request, choices=task.choices, include_usage=usage),
+                body=partial(body_of, said=said, logprobs=asked.logprobs is not None),
+                heartbeat_s=self._heartbeat_s,
+            )
+        except RequestError as error:  # which engines name as chat completions do
+            if error.param != "top_logprobs":
+                raise
+            raise InvalidValue(
+                "'logprobs' above 0 is not supported: this model tells the probability of the chosen token alone; send "
+                "0, or leave it out.",
+                param="logprobs",
+            ) from error
+
+
+class _Shape(msgspec.Struct):
+    messages: Unread = msgspec.UNSET
+
+
+_SHAPE = msgspec.json.Decoder(_Shape)
+
+
+def has_messages(body: bytes) -> bool:
+    """Of a body that is JSON."""
+    return is_there(_SHAPE.decode(body).messages)
+
+
+def prompts_of(given: str | list[Any], limit: int) -> list[TextItem]:
+    """Texts or lists of ids, one entry a prompt. One bare list of ids is one prompt."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise EmptyInput("'prompt' is an empty list; send at least one text.", param="prompt")
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise WrongType("'prompt' mixes texts and token ids; send one kind a request.", param="prompt")
+    if int in kinds:
+        given = [given]
+    if len(given) > limit:
+        raise TooManyInputs(f"'prompt' holds more than {limit} entries; split the request.", param="prompt")
+    if list in kinds and not all(given):
+        at = next(at for at, each in enumerate(given) if not each)
+        raise EmptyInput(f"'prompt[{at}]' is an empty list; leave it out or send token ids.", param="prompt")
+    return cast(list[TextItem], given)
+
+
+def task_of(
+    asked: wire.CompletionRequest,
+    prompts: list[TextItem],
+    model: str,
+    adapter: str,
+    *,
+    raw: tuple[str, bytes],
+    extras: dict[str, msgspec.Raw],
+) -> Generate:
+    """Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
+    if asked.suffix:
+        raise Unsupported("'suffix' is not supported: no model here inserts text; leave it out.", param="suffix")
+    n = asked.n or 1
+    best_of = asked.best_of
+    made, field = max((n, "n"), (best_of or 0, "best_of"), key=itemgetter(0))
+    if len(prompts) * made > MOST_CHOICES:
+        raise TooManyInputs(
+            f"'{field}' of {made} for each of {len(prompts)} prompts makes more than {MOST_CHOICES} answers; split the "
+            "request.",
+            param=field,
+        )
+    if best_of is not None and best_of < n:
+        raise InvalidValue(f"'best_of' is {best_of} and 'n' is {n}; it cannot be less.", param="best_of")
+    if best_of is not None and best_of > n and asked.stream:
+        raise InvalidValue("'best_of' cannot be streamed: which answer is best shows at the end.", param="best_of")
+    return Generate(
+        model=model,
+        prompts=prompts,
+        n=n,
+        best_of=best_of,
+        sampling=sampling_of(
+            asked,
+            max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+            logprobs=asked.logprobs,
+            guide=guide_of(asked),
+        ),
+        stream=bool(asked.stream),
+        echo=bool(asked.echo),
+        adapter=adapter,
+        raw=raw,
+        extras=extras,
+    )
+
+
+def body_of(answer: Answer, *, said: Said, logprobs: bool) -> bytes:
+    """The whole answer."""
+    return ENCODE(
+        wire.TextCompletion(
+            id=said.id,
+            created=said.created,
+            model=said.model,
+            choices=[_choice(each, logprobs=logprobs) for each in answer.choices],
+            usage=usage_of(answer.usage or Usage()),
+            timings=timings_of(answer),
+        )
+    )
+
+
+def _choice(choice: Choice, *, logprobs: bool) -> wire.TextChoice:
+    return wire.TextChoice(
+        text=choice.reasoning + choice.text,
+        index=choice.index,
+        logprobs=logprobs_of(choice.logprobs)[0] if logprobs else None,
+        finish_reason=choice.finish_reason,
+    )
+
+
+def logprobs_of(tokens: list[TokenLogprob], offset: int = 0) -> tuple[wire.TextLogprobs, int]:
+    """Of tokens that begin after `offset` characters; and how many characters there are after them."""
+    told = wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for each in tokens:
+        told.tokens.append(each.token)
+        told.token_logprobs.append(finite_logprob(each.logprob))
+        likeliest = {top.token: finite_logprob(top.logprob) for top in each.top}
+        told.top_logprobs.append({**likeliest, each.token: finite_logprob(each.logprob)})
+        told.text_offset.append(offset)
+        offset += len(each.token)
+    return told, offset
+
+
+class TextEvents(Events):
+    def __init__(self, said: Said, request: Request, *, choices: int, include_usage: bool) -> None:
+        super().__init__(said, "text_completion", request, choices=choices, include_usage=include_usage)
+        self._offsets: dict[int, int] = {}
+
+    def _told(self, chunk: Chunk) -> bytes:
+        told = b""
+        text = chunk.reasoning + chunk.text
+        if text or chunk.logprobs:
+            logprobs = b"null"
+            if chunk.logprobs:
+                found, self._offsets[chunk.index] = logprobs_of(chunk.logprobs, self._offsets.get(chunk.index, 0))
+                logprobs = ENCODE(found)
+            told = self._event(chunk.index, ENCODE(text), logprobs)
+        if chunk.finish_reason is not None:
+            told += self.finish(self._event(chunk.index, b'""', reason=ENCODE(chunk.finish_reason)))
+        return told
+
+    def _event(self, index: int, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
+        return self.head + choice + self.tail

@@ -1,0 +1,161 @@
+"""What the streams and answers of chat and of legacy completions have in common."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import msgspec
+
+from shoal.errors import InvalidValue, ShoalError
+from shoal.http.errors import render_stream_error
+from shoal.http.request import Request
+from shoal.surfaces.openai import wire_chat as wire
+from shoal.surfaces.shared.generation import Answer, answer_began
+from shoal.types import Chunk, Usage
+
+ENCODE = msgspec.json.Encoder().encode
+HEARTBEAT = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+_ENDS = (b"data: [DONE]", b"data:[DONE]")  # as upstreams write it
+
+
+class Said(NamedTuple):
+    """What every event of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def by(cls, model: str, prefix: str) -> Self:
+        """With a new id: the prefix and 32 random characters."""
+        return cls(prefix + os.urandom(16).hex(), int(time.time()), model)
+
+
+class Events:
+    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's `_told`.
+
+    The event that finishes the last choice waits for the usage, which comes next, so that it can carry the timings
+    where nobody asked for an event of the usage itself. `choices`: how many will finish.
+    """
+
+    heartbeat = HEARTBEAT
+
+    def __init__(
+        self,
+        said: Said,
+        object_name: str,
+        request: Request,
+        *,
+        choices: int,
+        include_usage: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._include_usage = include_usage
+        self._clock = clock
+        self._unfinished = choices
+        self._held = b""
+        self._first: float | None = None
+        self._pieces = 0
+        self._done = False
+        head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":['
+        self.head = head % (ENCODE(said.id), ENCODE(object_name), said.created, ENCODE(said.model))
+        self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        if self._first is None:
+            self._first = self._clock()
+        if chunk.usage is not None:
+            self._request.usage = chunk.usage
+        if chunk.raw is not None:
+            raw = chunk.raw[1]
+            self._done = raw[-32:].rstrip().endswith(_ENDS)
+            return raw
+        if chunk.usage is not None:
+            return self._used(chunk.usage, self._first)
+        self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
+        return self._told(chunk)
+
+    def failed(self, error: ShoalError) -> bytes:
+        # Named, which is all that langchain4j reads, and without [DONE]: others must not take it for a whole answer.
+        return b"%bevent: error\ndata: %b\n\n" % (self._released(), render_stream_error(error))
+
+    def end(self) -> bytes:
+        return self._released() + (b"" if self._done else DONE)
+
+    def finish(self, event: bytes) -> bytes:
+        """The event that finishes a choice, or nothing yet where it is the last one."""
+        self._unfinished -= 1
+        if self._unfinished:
+            return event
+        self._held += event
+        return b""
+
+    def _told(self, chunk: Chunk) -> bytes:
+        raise NotImplementedError
+
+    def _released(self, more: bytes = b"") -> bytes:
+        """What was held back; `more` becomes part of its object."""
+        held, self._held = self._held, b""
+        return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
+
+    def _used(self, usage: Usage, first: float) -> bytes:
+        started = self._request.started
+        took = ENCODE(timings(usage, first - started, self._clock() - started, self._pieces))
+        if not self._include_usage:
+            return self._released(b',"timings":' + took)
+        tail = b'],"usage":%b,"timings":%b}\n\n' % (ENCODE(usage_of(usage)), took)
+        return self._released() + self.head + tail
+
+
+def wants_usage(asked: wire.Sampled) -> bool:
+    """Whether a stream ends with an event of the usage. Raises InvalidValue, as OpenAI does, for options of a stream
+    where there is none."""
+    if asked.stream_options is None:
+        return False
+    if not asked.stream:
+        raise InvalidValue(
+            "'stream_options' is only allowed when 'stream' is true; set it, or leave the options out.",
+            param="stream_options",
+        )
+    return bool(asked.stream_options.include_usage)
+
+
+def usage_of(usage: Usage) -> wire.CompletionUsage:
+    return wire.CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=wire.CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def timings(usage: Usage, first_s: float, seconds: float, pieces: int) -> wire.Timings:
+    """Of a request whose first chunk came after `first_s`, and which was told in so many `pieces`."""
+    began = answer_began(usage, first_s, seconds, pieces)
+    prompt = usage.prompt_tokens - usage.cached_tokens
+    counts = wire.Timings(prompt_n=prompt, predicted_n=usage.completion_tokens, cache_n=usage.cached_tokens)
+    if began is None:
+        return counts
+    return msgspec.structs.replace(
+        counts,
+        prompt_ms=began * 1000,
+        prompt_per_second=_rate(prompt, began),
+        predicted_ms=(seconds - began) * 1000,
+        predicted_per_second=_rate(usage.completion_tokens, seconds - began),
+    )
+
+
+def timings_of(answer: Answer) -> wire.Timings | msgspec.UnsetType:
+    if answer.usage is None:
+        return msgspec.UNSET
+    return timings(answer.usage, answer.first_s, answer.seconds, answer.pieces)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,246 @@
+"""Answers as items, and the typed events that tell how they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shoal.errors import Overloaded, ShoalError
+from shoal.http.errors import describe_error
+from shoal.http.request import Request
+from shoal.surfaces.openai import wire_responses as wire
+from shoal.surfaces.openai.chat import logprobs_of
+from shoal.surfaces.openai.events import ENCODE, HEARTBEAT, Said
+from shoal.surfaces.shared.generation import Answer
+from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
+
+Kind: TypeAlias = Literal["reasoning", "message", "function_call"]
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+_PREFIX: dict[Kind, str] = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+_PART: dict[Kind, str] = {"reasoning": "reasoning_text", "message": "output_text"}
+_REASONS: dict[str, Literal["max_output_tokens", "content_filter"]] = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}
+
+
+@dataclass(slots=True)
+class _Item:
+    """`number`: its place in the output; `call`: the index of the call that it is."""
+
+    kind: Kind
+    number: int
+    id: str
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    name: str = ""
+    call_id: str = ""
+    call: int = -1
+    status: wire.ItemStatus = "in_progress"
+
+    def told(self) -> wire.OutputItem:
+        if self.kind == "function_call":
+            text = "".join(self.parts)
+            return wire.CallItem(id=self.id, call_id=self.call_id, name=self.name, arguments=text, status=self.status)
+        parts: list[Any] = [self.part()] if self.status != "in_progress" else []
+        if self.kind == "reasoning":
+            return wire.ReasoningItem(id=self.id, content=parts, status=self.status)
+        return wire.MessageItem(id=self.id, content=parts, status=self.status)
+
+    def part(self) -> wire.OutputText | wire.ReasoningText:
+        if self.kind == "reasoning":
+            return wire.ReasoningText(text="".join(self.parts))
+        return wire.OutputText(text="".join(self.parts), logprobs=_logprobs(self.logprobs))
+
+
+class Output:
+    """The items of one answer while it is made. Every method answers the events that tell of it."""
+
+    def __init__(self) -> None:
+        self.items: list[_Item] = []
+        self._open: list[_Item] = []
+
+    def told(self) -> list[wire.OutputItem]:
+        return [item.told() for item in self.items]
+
+    def push(self, chunk: Chunk) -> Iterator[Event]:
+        if chunk.reasoning:
+            yield from self._grow("reasoning", chunk.reasoning, [])
+        if chunk.text or (chunk.logprobs and not chunk.reasoning and not chunk.tools):
+            yield from self._grow("message", chunk.text, chunk.logprobs)
+        for delta in chunk.tools:
+            yield from self._call(delta)
+
+    def close(self, status: Literal["completed", "incomplete"] = "completed") -> Iterator[Event]:
+        """What is still open ends; an answer without anything in it is an empty message."""
+        if not self.items:
+            yield from self._begin("message")
+        yield from self.stop(status)
+
+    def stop(self, status: Literal["completed", "incomplete"] = "incomplete") -> Iterator[Event]:
+        """What is still open ends, and nothing begins."""
+        for item in self._open:
+            yield from self._end(item, status)
+        self._open.clear()
+
+    def _grow(self, kind: Kind, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
+        item = self._open[-1] if self._open else None
+        if item is None or item.kind != kind:
+            yield from self._begin(kind)
+            item = self._open[-1]
+        item.parts.append(text)
+        item.logprobs += logprobs
+        said = {**_where(item), "delta": text}
+        if kind == "message":
+            said["logprobs"] = _logprobs(logprobs)
+        yield f"response.{_PART[kind]}.delta", said
+
+    def _call(self, delta: ToolDelta) -> Iterator[Event]:
+        item = next((each for each in self._open if each.call == delta.index), None)
+        if item is None:
+            yield from self._begin("function_call", delta)
+            item = self._open[-1]
+        if delta.arguments:
+            item.parts.append(delta.arguments)
+            said = {"item_id": item.id, "output_index": item.number, "delta": delta.arguments}
+            yield "response.function_call_arguments.delta", said
+
+    def _begin(self, kind: Kind, delta: ToolDelta | None = None) -> Iterator[Event]:
+        """A new item, after the end of a text before it; calls may grow side by side."""
+        for each in [each for each in self._open if each.kind != "function_call"]:
+            yield from self._end(each, "completed")
+            self._open.remove(each)
+        item = _Item(kind, len(self.items), Said.by("", _PREFIX[kind]).id)
+        if delta is not None:
+            item.name, item.call_id, item.call = delta.name, delta.id, delta.index
+        self.items.append(item)
+        self._open.append(item)
+        yield "response.output_item.added", {"output_index": item.number, "item": item.told()}
+        if kind != "function_call":
+            yield "response.content_part.added", {**_where(item), "part": item.part()}
+
+    def _end(self, item: _Item, status: Literal["completed", "incomplete"]) -> Iterator[Event]:
+        text = "".join(item.parts)
+        item.status = status
+        if item.kind == "function_call":
+            said = {"item_id": item.id, "output_index": item.number, "name": item.name, "arguments": text}
+            yield "response.function_call_arguments.done", said
+        else:
+            said = {**_where(item), "text": text}
+            if item.kind == "message":
+                said["logprobs"] = _logprobs(item.logprobs)
+            yield f"response.{_PART[item.kind]}.done", said
+            yield "response.content_part.done", {**_where(item), "part": item.part()}
+        yield "response.output_item.done", {"output_index": item.number, "item": item.told()}
+
+
+class ResponseEvents:
+    """The frames of a stream; `begun` is the response before its answer. Each event has its number, and no [DONE]
+    follows."""
+
+    heartbeat = HEARTBEAT
+
+    def __init__(self, begun: wire.Response, request: Request) -> None:
+        self._response = begun
+        self._request = request
+        self._output = Output()
+        self._number = 0
+        self._raw = False
+        self._reason = "stop"
+        self._usage: Usage | None = None
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        if chunk.usage is not None:
+            self._usage = self._request.usage = chunk.usage
+        if chunk.raw is not None:
+            self._raw = True
+            return chunk.raw[1]
+        told = self._begin()
+        if chunk.usage is None:
+            told += b"".join(self._frame(event) for event in self._output.push(chunk))
+        if chunk.finish_reason is not None:
+            self._reason = chunk.finish_reason
+            told += b"".join(self._frame(event) for event in self._output.close(_status(chunk.finish_reason)))
+        return told
+
+    def failed(self, error: ShoalError) -> bytes:
+        said = describe_error(error)
+        if self._raw:
+            # The upstream has numbered its own events; this one stands alone.
+            alone = {"code": said.code or said.type, "message": said.message, "param": said.param}
+            return self._frame(("error", alone))
+        code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
+        failure = wire.ResponseFailure(code=code, message=said.message)
+        told = self._begin() + b"".join(self._frame(event) for event in self._output.stop())
+        output = self._output.told()
+        response = msgspec.structs.replace(self._response, status="failed", error=failure, output=output)
+        return told + self._frame(("response.failed", {"response": response}))
+
+    def end(self) -> bytes:
+        if self._raw:
+            return b""
+        told = self._begin()
+        response = _ended(self._response, self._output, self._reason, self._usage or Usage())
+        return told + self._frame((f"response.{response.status}", {"response": response}))
+
+    def _begin(self) -> bytes:
+        if self._number:
+            return b""
+        said = {"response": self._response}
+        return self._frame(("response.created", said)) + self._frame(("response.in_progress", said))
+
+    def _frame(self, event: Event) -> bytes:
+        name, said = event
+        number, self._number = self._number, self._number + 1
+        told = ENCODE({"type": name, "sequence_number": number, **said})
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
+
+
+def body_of(begun: wire.Response, answer: Answer) -> bytes:
+    """The whole response."""
+    output, reason = Output(), "stop"
+    for choice in answer.choices:
+        reason = choice.finish_reason
+        tools = [
+            ToolDelta(index=index, id=call.id, name=call.name, arguments=call.arguments)
+            for index, call in enumerate(choice.tools)
+        ]
+        whole = Chunk(text=choice.text, reasoning=choice.reasoning, tools=tools, logprobs=choice.logprobs)
+        for _ in output.push(whole):
+            pass  # the events are for streams
+    for _ in output.close(_status(reason)):
+        pass
+    return ENCODE(_ended(begun, output, reason, answer.usage or Usage()))
+
+
+def _ended(begun: wire.Response, output: Output, reason: str, usage: Usage) -> wire.Response:
+    cut = _REASONS.get(reason)
+    return msgspec.structs.replace(
+        begun,
+        status="incomplete" if cut else "completed",
+        incomplete_details=wire.Incomplete(reason=cut) if cut else None,
+        output=output.told(),
+        usage=wire.ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=wire.InputDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=wire.OutputDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        ),
+    )
+
+
+def _status(reason: str) -> Literal["completed", "incomplete"]:
+    return "incomplete" if reason in _REASONS else "completed"
+
+
+def _where(item: _Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.number, "content_index": 0}
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> list[Any]:
+    return list(logprobs_of(tokens).content)

@@ -1,0 +1,242 @@
+"""OpenAI's responses, without a memory: items to a task, and its chunks to items and typed events."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
+from shoal.http.json.extras import Arguments, Extras, json_of
+from shoal.http.request import Reply, Request
+from shoal.surfaces.openai import wire_chat
+from shoal.surfaces.openai import wire_responses as wire
+from shoal.surfaces.openai.conversation import Choice, choice_of, content_of, tool_of
+from shoal.surfaces.openai.events import ENCODE, Said
+from shoal.surfaces.openai.response_events import ResponseEvents, body_of
+from shoal.surfaces.openai.sampling import schema_guide
+from shoal.surfaces.shared.generation import answered
+from shoal.surfaces.shared.wire_conversations import MAX_CALLS
+from shoal.types import Generate, Guide, Message, Sampling, Tool, ToolCall
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+DIALECT = "openai.responses"
+_ROLES = frozenset({"developer", "system", "user", "assistant"})
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class Responses:
+    """The endpoint."""
+
+    def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
+        self._gateway = gateway
+        self._heartbeat_s = heartbeat_s
+        self._decode: Extras[wire.ResponsesRequest] = Extras(wire.ResponsesRequest, "openai", "input")
+
+    async def __call__(self, request: Request) -> Reply:
+        asked, extras = await self._decode(request.body)
+        model, adapter = self._gateway.resolve(asked.model or "")
+        task = task_of(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = Said.by(f"{model}:{adapter}" if adapter else model, "resp_")
+        begun = response_of(asked, said)
+        return await answered(
+            self._gateway,
+            request,
+            task,
+            frames=partial(ResponseEvents, begun, request),
+            body=partial(body_of, begun),
+            heartbeat_s=self._heartbeat_s,
+        )
+
+
+def task_of(
+    asked: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+) -> Generate:
+    """Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
+    _refuse_memory(asked)
+    if asked.max_output_tokens == 0:
+        raise InvalidValue("'max_output_tokens' is 0; an answer has at least one token.", param="max_output_tokens")
+    tools = [_tool(each, at) for at, each in enumerate(asked.tools or ())]
+    mode, name = _tool_choice(asked.tool_choice, tools)
+    logprobs = asked.top_logprobs
+    if logprobs is None and _LOGPROBS in (asked.include or ()):
+        logprobs = 0
+    effort = asked.reasoning.effort if asked.reasoning is not None else None
+    return Generate(
+        model=model,
+        messages=messages_of(asked),
+        sampling=Sampling(
+            max_tokens=None if asked.max_output_tokens == -1 else asked.max_output_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            logprobs=logprobs,
+            guide=_guide(asked.text),
+        ),
+        stream=bool(asked.stream),
+        tools=tools,
+        tool_choice=mode,
+        tool_name=name,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        template_kwargs={} if effort is None else {"reasoning_effort": effort},
+        adapter=adapter,
+        raw=raw,
+        extras=extras,
+    )
+
+
+def _refuse_memory(asked: wire.ResponsesRequest) -> None:
+    """What refers to something that a server would have kept."""
+    refused = {
+        "previous_response_id": asked.previous_response_id is not None,
+        "conversation": json_of(asked.conversation) is not None,
+        "prompt": json_of(asked.prompt) is not None,
+    }
+    for name, given in refused.items():
+        if given:
+            raise Unsupported(
+                f"'{name}' is not supported: nothing is kept here; send the whole conversation as 'input'.", param=name
+            )
+    if asked.background:
+        raise Unsupported(
+            "'background' is not supported: an answer is not kept to be fetched later; leave it out, and wait for the "
+            "answer or set 'stream' to true.",
+            param="background",
+        )
+    if asked.truncation == "auto":
+        raise Unsupported("'truncation' is the operator's to set here; send disabled, or nothing.", param="truncation")
+
+
+def messages_of(asked: wire.ResponsesRequest) -> list[Message]:
+    messages = [Message(role="system", content=asked.instructions)] if asked.instructions else []
+    if not asked.input:
+        raise EmptyInput("'input' is empty; send a text, or at least one item.", param="input")
+    if isinstance(asked.input, str):
+        return [*messages, Message(role="user", content=asked.input)]
+    thought, arguments = "", Arguments("input")
+    for at, item in enumerate(asked.input):
+        where = f"input[{at}]"
+        kind = item.type or ("message" if item.role is not None else "")
+        match kind:
+            case "message":
+                messages.append(_message(item, where, thought))
+                thought = ""
+            case "function_call":
+                _add_call(messages, _call(item, where, arguments), thought)
+                thought = ""
+            case "function_call_output":
+                if item.call_id is None or item.output is None:
+                    raise WrongType(f"'{where}' needs 'call_id' and 'output'.", param="input")
+                content = content_of(item.output, f"{where}.output")
+                messages.append(Message(role="tool", content=content, tool_call_id=item.call_id))
+            case "reasoning":
+                parts = item.content if isinstance(item.content, list) else []
+                thought = "".join(part.text or "" for part in parts)
+            case _:
+                raise Unsupported(
+                    f"'{where}' is of type {kind[:64]!r}; send messages, function calls and their outputs.",
+                    param="input",
+                )
+    return messages
+
+
+def _message(item: wire.InputItem, where: str, thought: str) -> Message:
+    if item.role not in _ROLES or item.content is None:
+        raise WrongType(f"'{where}' needs a 'role' ({', '.join(sorted(_ROLES))}) and 'content'.", param="input")
+    reasoning = thought if thought and item.role == "assistant" else None
+    return Message(role=item.role, content=content_of(item.content, f"{where}.content"), reasoning=reasoning)
+
+
+def _call(item: wire.InputItem, where: str, arguments: Arguments) -> ToolCall:
+    if item.call_id is None or not item.name:
+        raise WrongType(f"'{where}' needs 'call_id', 'name' and 'arguments'.", param="input")
+    return ToolCall(id=item.call_id, name=item.name, arguments=arguments.checked(item.arguments or ""))
+
+
+def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
+    """To the assistant's turn that it belongs to: calls are items of their own here, and no turns."""
+    last = messages[-1] if messages else None
+    if last is not None and last.role == "assistant" and not thought:
+        last.tool_calls.append(call)  # of a message that was made here
+        if len(last.tool_calls) > MAX_CALLS:
+            raise InvalidValue(
+                f"'input' holds more than {MAX_CALLS} function calls in one turn; send their outputs after "
+                "them, or leave some out.",
+                param="input",
+            )
+    else:
+        messages.append(Message(role="assistant", tool_calls=[call], reasoning=thought or None))
+
+
+def _tool(given: wire.ResponseTool, at: int) -> Tool:
+    if given.type != "function":
+        raise Unsupported(
+            f"'tools[{at}]' is of type {given.type[:64]!r}; only functions can be offered.", param="tools"
+        )
+    if not given.name:
+        raise WrongType(f"Missing required field 'tools[{at}].name'.", param="tools")
+    return tool_of(given.function(), "tools")
+
+
+def _tool_choice(asked: str | wire.ResponseToolName | None, tools: list[Tool]) -> Choice:
+    if not isinstance(asked, wire.ResponseToolName):
+        return choice_of(asked, tools, "tool_choice")
+    name = wire_chat.FunctionName(name=asked.name or "")
+    return choice_of(wire_chat.NamedTool(type=asked.type, function=name), tools, "tool_choice")
+
+
+def _guide(text: wire.TextOptions | None) -> Guide | None:
+    form = text.format if text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Guide(kind="json_object", field="text")
+    guide = schema_guide(json_of(form.schema), "text.format.schema")
+    if guide is None:
+        raise WrongType("'text.format.schema' is missing; send the schema of the answer.", param="text")
+    return msgspec.structs.replace(guide, field="text")
+
+
+def response_of(asked: wire.ResponsesRequest, said: Said) -> wire.Response:
+    """The response as it begins: what was asked for, and nothing of the answer."""
+    tools: list[Any] = [
+        {
+            "type": "function",
+            "name": each.name,
+            "description": each.description,
+            "parameters": each.parameters or {},
+            "strict": bool(each.strict),
+        }
+        for each in asked.tools or ()
+    ]
+    form = asked.text.format if asked.text is not None and asked.text.format is not None else None
+    chosen: Any = asked.tool_choice or "auto"
+    effort = asked.reasoning.effort if asked.reasoning is not None else None
+    return wire.Response(
+        id=said.id,
+        created_at=said.created,
+        status="in_progress",
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        metadata=asked.metadata or {},
+        model=said.model,
+        output=[],
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        reasoning={"effort": effort, "summary": None},
+        temperature=asked.temperature,
+        text={"format": _plain(form) if form is not None else {"type": "text"}},
+        tool_choice=_plain(chosen),
+        tools=tools,
+        top_p=asked.top_p,
+        user=asked.user,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, without what was left out."""
+    if isinstance(value, str):
+        return value
+    told = cast(dict[str, Any], msgspec.json.decode(ENCODE(value)))
+    return {name: each for name, each in told.items() if each is not None}

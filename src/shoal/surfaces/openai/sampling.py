@@ -1,0 +1,164 @@
+"""Fields of completions to Sampling and Guide. Raises RequestErrors that name the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from shoal.errors import InvalidValue, WrongType
+from shoal.http.json.decoder import refusal
+from shoal.http.json.extras import check_depth, check_pieces, json_of
+from shoal.surfaces.openai import wire_chat as wire
+from shoal.surfaces.shared.wire_conversations import Json
+from shoal.types import Guide, Sampling
+
+MOST_BIASES = 4096
+
+
+class _NamedSchema(msgspec.Struct):
+    schema: Json = msgspec.UNSET
+
+
+_ANY = msgspec.json.Decoder()
+_NAMED = msgspec.json.Decoder(_NamedSchema)
+_BIASES = msgspec.json.Decoder(dict[str, float])
+_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_ID = re.compile(r"[0-9]{1,10}")
+_ENCODE = msgspec.json.Encoder()
+_TOO_MANY = "%s and %s both say what the answer must look like; send one of them."
+
+
+def sampling_of(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None) -> Sampling:
+    """Everything that `asked` says about how tokens are chosen."""
+    return Sampling(
+        max_tokens=None if max_tokens == -1 else max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=-1 if asked.top_k == 0 else asked.top_k,
+        min_p=asked.min_p,
+        seed=asked.seed,
+        stop=_stops(asked.stop),
+        stop_token_ids=asked.stop_token_ids or [],
+        include_stop=asked.include_stop_str_in_output,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        length_penalty=asked.length_penalty,
+        logit_bias=_biases(json_of(asked.logit_bias)),
+        logprobs=logprobs,
+        bad_words=asked.bad_words or [],
+        ignore_eos=asked.ignore_eos,
+        skip_special_tokens=asked.skip_special_tokens,
+        guide=guide,
+    )
+
+
+def guide_of(asked: wire.Sampled) -> Guide | None:
+    """The one guide of a request, by whichever of its names. Raises InvalidValue where there are two."""
+    found: dict[str, Guide | None] = {
+        "response_format": None if asked.response_format is None else format_guide(asked.response_format),
+        "guided_json": schema_guide(json_of(asked.guided_json), "guided_json"),
+        "guided_regex": _text_guide("regex", asked.guided_regex),
+        "guided_choice": _choice_guide(asked.guided_choice),
+        "guided_grammar": _text_guide("grammar", asked.guided_grammar),
+        "structured_outputs": None if asked.structured_outputs is None else _structured(asked.structured_outputs),
+    }
+    return _only(found)
+
+
+def format_guide(asked: wire.ResponseFormat) -> Guide | None:
+    """The guide of a `response_format`; None for text."""
+    match asked.type:
+        case "text":
+            return None
+        case "json_object":
+            return Guide(kind="json_object")
+        case "structural_tag":
+            return Guide(kind="structural_tag", value=_ENCODE.encode(asked).decode())
+        case _:
+            return named_schema(json_of(asked.json_schema), "response_format.json_schema")
+
+
+def named_schema(raw: bytes | None, name: str) -> Guide:
+    """The guide of `{"name", "schema", ...}`, which stands at `name` in the body."""
+    said = _decoded(raw, name, _NAMED) if raw is not None else _NamedSchema()
+    guide = schema_guide(json_of(said.schema), name)
+    if guide is None:
+        raise WrongType(f"'{name}.schema' is missing; send the schema of the answer.", param=name.partition(".")[0])
+    return guide
+
+
+def schema_guide(raw: bytes | None, name: str) -> Guide | None:
+    """The guide of a JSON schema: an object, or the text of one. It stays as it was written."""
+    if raw is None:
+        return None
+    schema = _decoded(raw, name)
+    if isinstance(schema, str):
+        raw = schema.encode()
+        schema = _decoded(raw, name)
+    if not isinstance(schema, dict):
+        raise WrongType(f"the schema of '{name}' is not an object; send a JSON schema.", param=name.partition(".")[0])
+    check_depth(schema, name.partition(".")[0])
+    return Guide(kind="json_schema", value=raw.decode())
+
+
+def _stops(given: str | list[str] | None) -> list[str]:
+    """Empty texts would end every answer before it begins; clients send them where their users left a field empty."""
+    texts = [given] if isinstance(given, str) else given or []
+    return [text for text in texts if text]
+
+
+def _biases(raw: bytes | None) -> dict[int, float]:
+    if raw is None:
+        return {}
+    given: dict[str, float] = _decoded(raw, "logit_bias", _BIASES)
+    if len(given) > MOST_BIASES:
+        raise InvalidValue(f"'logit_bias' names more than {MOST_BIASES} tokens; send fewer.", param="logit_bias")
+    for token, bias in given.items():
+        if not _ID.fullmatch(token):
+            raise InvalidValue(f"'logit_bias' names {token[:64]!r}; its names are token ids.", param="logit_bias")
+        if not -100 <= bias <= 100:
+            raise InvalidValue(f"'logit_bias' of {token} is {bias:g}; send -100 to 100.", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
+
+
+def _structured(asked: wire.StructuredOutputs) -> Guide | None:
+    name = "structured_outputs"
+    found = {
+        f"{name}.json": schema_guide(json_of(asked.json), name),
+        f"{name}.regex": _text_guide("regex", asked.regex),
+        f"{name}.choice": _choice_guide(asked.choice),
+        f"{name}.grammar": _text_guide("grammar", asked.grammar),
+        f"{name}.json_object": Guide(kind="json_object") if asked.json_object else None,
+        f"{name}.structural_tag": _text_guide("structural_tag", asked.structural_tag),
+    }
+    return _only(found)
+
+
+def _only(found: dict[str, Guide | None]) -> Guide | None:
+    given = {name: guide for name, guide in found.items() if guide is not None}
+    if len(given) > 1:
+        one, other, *_ = given
+        raise InvalidValue(_TOO_MANY % (f"'{one}'", f"'{other}'"), param=other.partition(".")[0])
+    for name, guide in given.items():
+        return msgspec.structs.replace(guide, field=name.partition(".")[0])
+    return None
+
+
+def _text_guide(kind: Any, value: str | None) -> Guide | None:
+    return Guide(kind=kind, value=value) if value else None
+
+
+def _choice_guide(texts: list[str] | None) -> Guide | None:
+    return Guide(kind="choice", value=_ENCODE.encode(texts).decode()) if texts else None
+
+
+def _decoded(raw: bytes, name: str, decoder: msgspec.json.Decoder[Any] = _ANY) -> Any:
+    check_pieces(raw, name.partition(".")[0])
+    try:
+        return decoder.decode(raw)
+    except _REFUSED as error:
+        raise WrongType(f"'{name}': {refusal(error, raw).message}", param=name.partition(".")[0]) from None

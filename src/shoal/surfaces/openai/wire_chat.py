@@ -1,0 +1,360 @@
+"""The JSON of chat completions and of legacy completions: OpenAI's fields, and vLLM's where they mean something here.
+
+Bounds are those of OpenAI's API reference; null means absent everywhere. Fields that are in no struct are allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shoal.http.json.lists import TokenId
+from shoal.surfaces.shared.wire_conversations import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, Json, Object, Stop
+
+INT64 = 2**63
+MOST_CHOICES = 128
+
+Schema: TypeAlias = Annotated[
+    Json,
+    Meta(
+        description="A JSON schema, as an object or as its text.",
+        extra_json_schema={"type": ["object", "string", "null"]},
+    ),
+]
+Unused: TypeAlias = Annotated[Json, Meta(description="Accepted; only servers behind this one may use it.")]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+MaxTokens: TypeAlias = Annotated[
+    int, Meta(ge=-1, le=2**31 - 1, description="Most tokens to generate; -1 is no limit of the request's own.")
+]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: (
+        Annotated[bool, Meta(description="Tell the usage in a last event, whose `choices` are empty.")] | None
+    ) = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """`json_schema`: `{"name", "schema", "strict", "description"}`. Of `structural_tag` all fields go to the model."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: Object = msgspec.UNSET
+    structures: Json = msgspec.UNSET
+    triggers: Json = msgspec.UNSET
+    format: Json = msgspec.UNSET
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's name for what guides an answer: one of these."""
+
+    json: Schema = msgspec.UNSET
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class Sampled(msgspec.Struct, kw_only=True):
+    """What both kinds of completions take. From `top_k` on the fields are vLLM's."""
+
+    model: (
+        Annotated[
+            str,
+            Meta(
+                description="A served model, by name or alias, or MODEL:ADAPTER for one of its LoRAs. Without one, the "
+                "default model."
+            ),
+        ]
+        | None
+    ) = None
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES, description="Answers to each prompt.")] | None = None
+    seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
+    stop: (
+        Annotated[
+            Stop | Annotated[list[Stop], Meta(max_length=4)],
+            Meta(description="Texts that end the answer, and are not part of it."),
+        ]
+        | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[
+        Json,
+        Meta(
+            description="Token ids, as strings, to what is added to their logits: -100 to 100.",
+            extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+        ),
+    ] = msgspec.UNSET
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1: all tokens.")] | None = None
+    min_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    length_penalty: float | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=4096)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: Annotated[list[str], Meta(max_length=4096)] | None = None
+    guided_json: Schema = msgspec.UNSET
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class ImageUrl(msgspec.Struct, kw_only=True):
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A `text`, a `refusal` or an `image_url`; others that OpenAI-compatible servers behind may read go on as they
+    are."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: Annotated[str, Meta(description="JSON, as text.")] = ""
+
+
+class SentToolCall(msgspec.Struct, kw_only=True):
+    """A call of an earlier turn, sent back."""
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """`reasoning_content` and `reasoning` are two names for what the model thought before it answered."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[SentToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    type: Annotated[str, Meta(description="`function`, which is the only kind.")] = "function"
+    function: FunctionDefinition | None = None
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    type: str = "function"
+    function: FunctionName | None = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    """A conversation to be answered. From `chat_template_kwargs` on the fields are vLLM's."""
+
+    messages: Annotated[
+        list[ChatMessage],
+        Meta(min_length=1, max_length=MAX_MESSAGES, examples=[[{"role": "user", "content": "What is a shoal?"}]]),
+    ]
+    max_completion_tokens: (
+        Annotated[
+            int,
+            Meta(ge=-1, le=2**31 - 1, description="Most tokens to generate, and stronger than `max_tokens`."),
+        ]
+        | None
+    ) = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20, description="Needs `logprobs`.")] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[str | NamedTool, Meta(description="`none`, `auto`, `required`, or one tool.")] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: (
+        Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="What `tools` were called before.")]
+        | None
+    ) = None
+    function_call: Annotated[str | FunctionName, Meta(description="What `tool_choice` was called before.")] | None = (
+        None
+    )
+    reasoning_effort: (
+        Annotated[str, Meta(description="For the chat templates that know it.", examples=["low"])] | None
+    ) = None
+    metadata: Unused = msgspec.UNSET
+    store: Unused = msgspec.UNSET
+    service_tier: Unused = msgspec.UNSET
+    safety_identifier: Unused = msgspec.UNSET
+    prompt_cache_key: Unused = msgspec.UNSET
+    prompt_cache_retention: Unused = msgspec.UNSET
+    verbosity: Unused = msgspec.UNSET
+    prediction: Unused = msgspec.UNSET
+    modalities: Unused = msgspec.UNSET
+    audio: Unused = msgspec.UNSET
+    web_search_options: Unused = msgspec.UNSET
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: Annotated[bool, Meta(description="The last message is the answer's beginning.")] | None = (
+        None
+    )
+    add_generation_prompt: bool | None = None
+    include_reasoning: Annotated[bool, Meta(description="False: leave out what the model thinks.")] | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    """Texts to be continued."""
+
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        Meta(
+            description="A text, a list of texts, one list of token ids, or a list of such lists.",
+            examples=["A shoal is"],
+        ),
+    ]
+    echo: Annotated[bool, Meta(description="Begin with the prompt.")] | None = None
+    best_of: (
+        Annotated[int, Meta(ge=0, le=20, description="Answer with the `n` likeliest of so many; not as a stream.")]
+        | None
+    ) = None
+    logprobs: (
+        Annotated[int, Meta(ge=0, le=5, description="So many of the likeliest tokens beside the chosen one.")] | None
+    ) = None
+    suffix: Annotated[str, Meta(description="Refused: no model here inserts text.")] | None = None
+
+
+class PromptDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """As llama.cpp tells them; the time until the first token counts as that of the prompt. The times and rates are
+    absent where the answer came in one piece."""
+
+    prompt_n: int
+    prompt_ms: float | msgspec.UnsetType = msgspec.UNSET
+    prompt_per_second: float | msgspec.UnsetType = msgspec.UNSET
+    predicted_n: int
+    predicted_ms: float | msgspec.UnsetType = msgspec.UNSET
+    predicted_per_second: float | msgspec.UnsetType = msgspec.UNSET
+    cache_n: int
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CalledTool] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextLogprobs(msgspec.Struct, kw_only=True):
+    """`text_offset`: characters before each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct, kw_only=True):
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: str
+
+
+class TextCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: CompletionUsage
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET

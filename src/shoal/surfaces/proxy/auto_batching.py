@@ -1,0 +1,190 @@
+"""The surface of auto-batching-proxy (https://github.com/sitetester/auto-batching-proxy, src/routes.rs and
+src/types.rs): `{"inputs": [...]}` to `{"embeddings": [...]}` on the path that is TEI's elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+
+from shoal.core.protocols import Operation
+from shoal.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    EmptyInput,
+    ModelNotFound,
+    Overloaded,
+    SetupError,
+    ShoalError,
+    TooManyInputs,
+    TransportFailed,
+    UpstreamRefused,
+)
+from shoal.http import status_codes
+from shoal.http.json import decoder
+from shoal.http.request import JSON, TEXT, Options, Reply, Request
+from shoal.surfaces.proxy import wire
+from shoal.surfaces.shared import batch_headers, listing, vector_encoding
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.types import BatchFacts, Embed
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ENCODE = msgspec.json.Encoder()
+
+_PLAIN = {
+    "malformed": HTTPStatus.BAD_REQUEST,
+    "wrong_type": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "media_type": HTTPStatus.BAD_REQUEST,
+    "too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "route_not_found": HTTPStatus.NOT_FOUND,
+    "method_not_allowed": HTTPStatus.METHOD_NOT_ALLOWED,
+    "unauthorized": HTTPStatus.UNAUTHORIZED,
+    "forbidden": HTTPStatus.FORBIDDEN,
+    "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
+}
+"""What the original's web framework refuses, in the words of the status alone."""
+
+_PHRASES = {413: "Payload Too Large", 422: "Unprocessable Entity"}
+"""Where Python names a status otherwise than Rocket and reqwest do."""
+
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 408, 413, 422, 424, 429, 500, 503), wire.ProxyError)
+
+
+class AutoBatchingProxy:
+    """In the place of the original, and so before all other surfaces: what nobody knows is told in its words, too."""
+
+    name = "auto-batching-proxy"
+    error = wire.ProxyError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [
+            Operation(
+                method="POST",
+                path="/embed",
+                endpoint=_Embedding(gateway, self._options),
+                summary="Embed texts with the default model",
+                request=wire.ProxyRequest,
+                response=wire.ProxyResponse,
+                errors=_ERRORS,
+                headers=batch_headers.DOCUMENTED,
+                example={"inputs": ["Hello", "World"]},
+            ),
+            Operation(
+                method="GET",
+                path="/health",
+                endpoint=_Health(gateway),
+                summary="Can any model answer?",
+                access="public",
+                quiet=True,
+                response=str,
+                media_type="text/plain",
+                errors={503: wire.ProxyError},
+            ),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        status, text = _told(error)
+        headers = {"content-type": "application/json", **status_codes.headers(error, status)}
+        return status, headers, _ENCODE.encode(wire.ProxyError(error=text))
+
+
+class _Embedding:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._limit = options.max_inputs
+        self._tells = options.batch_info
+        self._decode = decoder.Decoder(wire.ProxyRequest, "auto-batching-proxy", "inputs", options.max_inputs)
+
+    async def __call__(self, request: Request) -> Reply:
+        inputs = (await self._decode.in_turns(request.body)).inputs
+        if not inputs:
+            raise EmptyInput("`inputs` can't be empty", param="inputs")
+        if len(inputs) > self._limit:
+            raise TooManyInputs(f"`inputs` can't be greater than {self._limit}", param="inputs")
+        model, _ = self._gateway.resolve("", "embed")
+        result = await run_task(self._gateway, request, Embed(model=model, inputs=[*inputs]))
+        tail = b"]}"
+        if self._tells:
+            tail = b'],"batch_info":%b}' % _ENCODE.encode(_batch(result.facts))
+        vectors = vector_encoding.contiguous(result.vectors)
+        body = await vector_encoding.joined(
+            vectors, lambda _, row: vector_encoding.numbers(row), b'{"embeddings":[', tail
+        )
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
+
+
+class _Health:
+    """`OK` while any model can answer; the original says so whatever its upstream does."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, request: Request) -> Reply:
+        if not self._gateway.draining and any(model.able() for model in self._gateway.registry):
+            return Reply(200, [TEXT], b"OK")
+        why = "; ".join(f"{name}: {reason}" for name, reason in listing.standings(self._gateway).items())
+        if self._gateway.draining:
+            why = "the server is shutting down"
+        return Reply(503, [JSON], _ENCODE.encode(wire.ProxyError(error=why or "no model is served")))
+
+
+def _batch(facts: BatchFacts) -> wire.ProxyBatch:
+    full = facts.flush == "full"
+    return wire.ProxyBatch(
+        batch_id=facts.id,
+        batch_type="max_batch_size" if full else "max_wait_time_ms",
+        batch_size=max(1, facts.requests),
+        batch_wait_time_ms=None if full else round(facts.queue_ms),
+        inference_time_ms=round(facts.infer_ms, 3),
+    )
+
+
+def _told(error: ShoalError) -> tuple[int, str]:
+    """Status and text, by who is at fault: the client in the framework's words; the server behind, which is what a
+    model is here, as a server of TEI's would have said it, or as one that is not there."""
+    if error.kind in _PLAIN:
+        status = _PLAIN[error.kind]
+        return status, _phrase(status)
+    match error:
+        case TooManyInputs():
+            return 413, error.message
+        case EmptyInput(param="inputs"):
+            return 400, error.message
+        case DeadlineExceeded():
+            return 408, "Request timed out"
+        case UpstreamRefused():
+            return error.status, _http_error(error.status, error.body.decode(errors="replace"))
+        case Overloaded():
+            return _as_tei(error)
+        case TransportFailed() | CapacityError() | ModelNotFound() | SetupError():
+            return 503, f"Network error: {error.message}"
+    return _as_tei(error)
+
+
+def _as_tei(error: ShoalError) -> tuple[int, str]:
+    status, kind = status_codes.row(error).tei
+    if error.kind == "upstream_failed":
+        status = 424  # what the original passes on of its server, for a batch that failed
+    return status, _http_error(status, orjson.dumps({"error": error.message, "error_type": kind or "Backend"}).decode())
+
+
+def _http_error(status: int, body: str) -> str:
+    return f"HTTP error: {status} {_phrase(status)}: {body}"
+
+
+def _phrase(status: int) -> str:
+    if status in _PHRASES:
+        return _PHRASES[status]
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:  # an upstream may answer any number
+        return "<unknown status code>"

@@ -1,0 +1,195 @@
+"""The surface of reranking: Jina and Voyage on paths that they share, and NVIDIA NIM.
+
+Cohere's second version has paths of its own, in `cohere`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError, Unsupported
+from shoal.http.json.fields import Fields
+from shoal.http.request import JSON, Body, Options, Reply, Request
+from shoal.surfaces.rerank import wire as wire
+from shoal.surfaces.rerank.nim import Passages
+from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
+from shoal.surfaces.shared.detail_errors import DetailError, render_detail
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.surfaces.shared.wire_ranking import MaybeTop
+from shoal.types import Rerank, Scored
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 422, 429, 500, 502, 503, 504), DetailError)
+_QUESTION = "What is a shoal?"
+_TEXTS = ["A group of fish.", "A kind of bread."]
+_BY_DOCUMENTS = {"query": _QUESTION, "documents": _TEXTS}
+_ANSWERS: Any = (wire.RerankResponse, wire.VoyageResponse)
+_VOYAGE = "With `top_k`, also null, the reply is Voyage's: `data`, and documents only where they are asked for."
+
+
+class RerankDocuments:
+    """/rerank by `documents`. The path is shared with a dialect that ranks `texts`: see `shared.rerank_path`."""
+
+    name = "rerank"
+    error = DetailError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [_by_documents("/rerank", gateway, self._options)]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_detail(error)
+
+
+class Ranking:
+    """/v1/rerank and /v1/ranking."""
+
+    name = "ranking"
+    error = DetailError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        passages = {"query": {"text": _QUESTION}, "passages": [{"text": each} for each in _TEXTS]}
+        ranking = Passages(gateway, self._options.max_inputs)
+        return [
+            _by_documents("/v1/rerank", gateway, self._options),
+            *(
+                Operation(
+                    method="POST",
+                    path=path,
+                    endpoint=ranking,
+                    summary="Rank passages, with logits",
+                    request=wire.RankingRequest,
+                    response=wire.RankingResponse,
+                    errors=_ERRORS,
+                    headers=batch_headers.DOCUMENTED,
+                    example=passages,
+                )
+                for path in ("/v1/ranking", "/ranking")
+            ),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_detail(error)
+
+
+def _by_documents(path: str, gateway: Gateway, options: Options) -> Operation:
+    return Operation(
+        method="POST",
+        path=path,
+        endpoint=Documents(gateway, options.max_inputs),
+        summary="Rank documents",
+        request=wire.RerankRequest,
+        response=_ANSWERS,
+        errors=_ERRORS,
+        headers=batch_headers.DOCUMENTED,
+        description=_VOYAGE,
+        example=_BY_DOCUMENTS,
+    )
+
+
+class Documents:
+    """By `documents`, in the reply of Jina or, where there is a `top_k`, of Voyage. Clients of Infinity always send
+    `raw_scores`: their documents are texts, not objects, and only there when asked for; `object` is `rerank`."""
+
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        # The value null is as if the field were not there, but for the dialect.
+        asked: Any = msgspec.defstruct(
+            "RerankRequest",
+            [
+                ("top_k", MaybeTop | msgspec.UnsetType, msgspec.UNSET),
+                ("raw_scores", bool | None | msgspec.UnsetType, msgspec.UNSET),
+            ],
+            bases=(wire.RerankRequest,),
+            kw_only=True,
+        )
+        self._decode: Fields[Any] = Fields(asked, "rerank", ("documents", "rank_fields"), limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode(request.body)
+        voyage = asked.top_k is not msgspec.UNSET
+        infinity = asked.raw_scores is not msgspec.UNSET
+        query = ranking.query_of(asked.query)
+        documents = ranking.texts_of(asked.documents, "documents", self._limit)
+        _check_known(asked)
+        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
+        result = await run_task(self._gateway, request, _task(asked, card, query, documents))
+        shown = not (voyage or infinity) if asked.return_documents is None else asked.return_documents
+        scores = result.scores[:, 0]
+        most = truncation.agreed(top_n=asked.top_n or None, top_k=(asked.top_k or None) if voyage else None)
+        order = ranking.falling(scores, cast(int | None, most))
+
+        def entry(place: int) -> dict[str, Any]:
+            made = {"index": place, "relevance_score": scores[place]}
+            if shown:
+                made["document"] = documents[place] if voyage or infinity else {"text": documents[place]}
+            return made
+
+        listed = await ranking.listed(order, entry)
+        if voyage:
+            body = _as_voyage(listed, card.name, result)
+        else:
+            body = _as_jina(listed, card.name, result, request.id, "rerank" if infinity else "list")
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
+
+
+def _check_known(asked: wire.RerankRequest) -> None:
+    if asked.rank_fields not in (None, [], ["text"]):
+        raise Unsupported(
+            "'rank_fields' can only be [\"text\"]: join the fields of a document into its 'text'.", param="rank_fields"
+        )
+    if asked.return_embeddings:
+        raise Unsupported("'return_embeddings' is not supported: POST /v1/embeddings.", param="return_embeddings")
+    if asked.max_tokens_per_query:
+        raise Unsupported(
+            "'max_tokens_per_query' is not supported: leave it out, or cut the query before.",
+            param="max_tokens_per_query",
+        )
+
+
+def _task(asked: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
+    whole = truncation.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
+    wanted = truncation.whether(asked.truncate, asked.truncation)
+    most = cast(
+        int | None,
+        truncation.agreed(
+            max_tokens_per_doc=asked.max_tokens_per_doc or None, max_doc_length=asked.max_doc_length or None
+        ),
+    )
+    return ranking.task_of(
+        card,
+        query,
+        documents,
+        raw=ranking.is_raw(asked.raw_scores if isinstance(asked.raw_scores, bool) else None, asked.use_activation),
+        cut=truncation.truncation(whole if wanted is None else wanted),
+        most=ranking.document_tokens(card, most),
+    )
+
+
+def _as_jina(listed: Body, model: str, result: Scored, request_id: str, kind: str) -> Body:
+    """Jina's reply, with the `id` and the `meta` that clients of Cohere's first version look for.
+
+    `kind`: the value of `object`. Infinity's client raises ValueError unless it is `rerank`.
+    """
+    usage = ranking.usage(result)
+    head = {"id": request_id, "object": kind, "model": model, "usage": usage}
+    tail = {"meta": ranking.searched("1", len(result.tokens), usage["total_tokens"])}
+    return ranking.between(ranking.opened(head, "results"), listed, ranking.closed(tail))
+
+
+def _as_voyage(listed: Body, model: str, result: Scored) -> Body:
+    tail = {"model": model, "usage": {"total_tokens": sum(result.tokens)}}
+    return ranking.between(ranking.opened({"object": "list"}, "data"), listed, ranking.closed(tail))

@@ -1,0 +1,36 @@
+"""POST /v1/ranking of NVIDIA NIM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.http.json import decoder
+from shoal.http.request import JSON, Reply, Request
+from shoal.surfaces.rerank import wire
+from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
+from shoal.surfaces.shared.task_runs import run_task
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+
+class Passages:
+    """Logits, whatever activation the model names; all of them, because its client takes the first as they come."""
+
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        self._decode = decoder.Decoder(wire.RankingRequest, "rerank", "passages", limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        query = ranking.query_of(asked.query)
+        passages = ranking.texts_of(asked.passages, "passages", self._limit)
+        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
+        task = ranking.task_of(card, query, passages, raw=True, cut=truncation.truncation(asked.truncate))
+        result = await run_task(self._gateway, request, task)
+        logits = result.scores[:, 0]
+        listed = await ranking.listed(ranking.falling(logits), lambda place: {"index": place, "logit": logits[place]})
+        tail = ranking.closed({"usage": ranking.usage(result)})
+        body = ranking.between(ranking.opened({}, "rankings"), listed, tail)
+        return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)

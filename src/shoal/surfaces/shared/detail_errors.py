@@ -1,0 +1,31 @@
+"""Errors of the dialects that tell them in one field: `detail` (Voyage, Jina, NVIDIA NIM) or `message` (Cohere)."""
+
+from __future__ import annotations
+
+import msgspec
+import orjson
+
+from shoal.errors import ShoalError
+from shoal.http import status_codes
+
+
+class DetailError(msgspec.Struct, kw_only=True):
+    detail: str
+
+
+class MessageError(msgspec.Struct, kw_only=True):
+    message: str
+
+
+def render_detail(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+    return _rendered(error, "detail")
+
+
+def render_message(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+    return _rendered(error, "message")
+
+
+def _rendered(error: ShoalError, field: str) -> tuple[int, dict[str, str], bytes]:
+    status = status_codes.unprocessable(error)
+    headers = {"content-type": "application/json", **status_codes.headers(error, status)}
+    return status, headers, orjson.dumps({field: error.message})

@@ -1,0 +1,171 @@
+"""What the dialects that generate have in common: answers put together, times, and how a request is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.http.request import JSON, Headers, Reply, Request
+from shoal.http.streaming import Frames, feed
+from shoal.types import Chunk, Generate, TokenLogprob, ToolCall, ToolDelta, Usage
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+DOCUMENTED = {
+    "server-timing": "Milliseconds until the first token, and in all; not of streams.",
+    "x-shoal-prompt-cut": "Messages that were left out, because the conversation was too long; absent where none was.",
+    "x-shoal-ignored": "Fields of the request that the model cannot honor and was answered without; absent where none.",
+}
+
+_HELD = 8
+"""More tokens a piece than this are no stream of tokens."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, whole. `tools` are the calls that the model asked for, in their order."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tools: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = "stop"
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that a stream of chunks said. `choices` by their index, without gaps where the runner leaves none.
+
+    `raw`: (dialect, body) as an upstream sent it; then there are no choices. `first_s`: seconds until the first chunk;
+    `seconds`: in all. `pieces`: chunks that told something. `cut`: messages that were left out.
+    """
+
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+    raw: tuple[str, bytes] | None = None
+    first_s: float = 0.0
+    seconds: float = 0.0
+    pieces: int = 0
+    cut: int = 0
+    ignored: tuple[str, ...] = ()
+
+
+async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
+    """The whole answer. Raises what the chunks raise; they are closed in any case."""
+    began = time.monotonic()
+    answer = Answer()
+    parts: dict[int, _Parts] = {}
+    raw: list[bytes] = []
+    dialect = ""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            answer.first_s = answer.first_s or time.monotonic() - began
+            answer.usage = chunk.usage or answer.usage
+            answer.cut += chunk.cut
+            answer.ignored += chunk.ignored
+            if chunk.raw is not None:
+                dialect, piece = chunk.raw
+                raw.append(piece)
+            elif chunk.usage is None:
+                answer.pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
+                parts.setdefault(chunk.index, _Parts()).add(chunk)
+    answer.choices = [parts[index].choice(index) for index in sorted(parts)]
+    answer.raw = (dialect, b"".join(raw)) if raw else None
+    answer.seconds = time.monotonic() - began
+    return answer
+
+
+class _Parts:
+    """The pieces of one choice."""
+
+    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "text")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, list[ToolDelta]] = {}
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason = "stop"
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.text:
+            self.text.append(chunk.text)
+        if chunk.reasoning:
+            self.reasoning.append(chunk.reasoning)
+        for delta in chunk.tools:
+            self.calls.setdefault(delta.index, []).append(delta)
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+
+    def choice(self, index: int) -> Choice:
+        calls = [
+            ToolCall(id=deltas[0].id, name=deltas[0].name, arguments="".join(each.arguments for each in deltas))
+            for _, deltas in sorted(self.calls.items())
+        ]
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        return Choice(index, text, reasoning, calls, self.logprobs, self.finish_reason)
+
+
+async def answered(
+    gateway: Gateway,
+    request: Request,
+    task: Generate,
+    *,
+    frames: Callable[[], Frames],
+    body: Callable[[Answer], bytes],
+    heartbeat_s: float,
+) -> Reply:
+    """The reply to a task: its stream, or its answer in one piece; what an upstream said in this dialect goes on as it
+    is. Raises what the gateway raises before the first chunk."""
+    request.model, request.items = task.model, task.choices
+    chunks = gateway.stream(task, request.context())
+    if task.stream:
+        stream = await feed(chunks, frames(), heartbeat_s, request_id=request.id)
+        return Reply(200, [*EVENT_STREAM, *of_prompt(stream.first)], stream)
+    answer = await collect(chunks)
+    request.usage = answer.usage
+    timing = b"total;dur=%.2f" % (answer.seconds * 1000)
+    if answer.usage and answer_began(answer.usage, answer.first_s, answer.seconds, answer.pieces) is not None:
+        timing = b"first;dur=%.2f, %b" % (answer.first_s * 1000, timing)
+    content = answer.raw[1] if answer.raw is not None else body(answer)
+    return Reply(200, [JSON, (b"server-timing", timing), *of_prompt(answer)], content)
+
+
+def answer_began(usage: Usage, first_s: float, seconds: float, pieces: int) -> float | None:
+    """When the time of the prompt ended and that of the answer began: `first_s`, or None where nobody can tell.
+
+    An answer that came in one piece does not tell the two apart, nor does one that was held back, as calls of tools
+    are, and came in a few large pieces at the end.
+    """
+    whole = pieces <= 1 < usage.completion_tokens
+    held = pieces * _HELD < usage.completion_tokens and seconds - first_s < seconds / 4
+    return None if whole or held else first_s
+
+
+class Remarked(Protocol):
+    """What says on its way what became of a request: a chunk, or what was gathered of them."""
+
+    @property
+    def cut(self) -> int: ...
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+
+def of_prompt(said: Remarked | None) -> Headers:
+    """What became of the request: messages that were left out, fields that were ignored."""
+    made: Headers = []
+    if said is not None and said.cut:
+        made.append((b"x-shoal-prompt-cut", b"%d" % said.cut))
+    if said is not None and said.ignored:
+        made.append((b"x-shoal-ignored", ", ".join(said.ignored).encode()))
+    return made

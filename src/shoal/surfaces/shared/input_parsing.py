@@ -1,0 +1,203 @@
+"""Inputs that are texts, token ids or pictures, each in the forms that clients have for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import msgspec
+
+from shoal.core.input_errors import place_in
+from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, WrongType
+from shoal.http.fetching.headers import FIELD, MAX_CHARACTERS
+from shoal.http.images import Pictures
+from shoal.http.json.refused import Unread, is_there
+from shoal.surfaces.shared.wire_inputs import ImageLink, InputMessage, InputObject, Modalities
+from shoal.types import Image, TextItem
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.http.request import Request
+
+_HEADERS = msgspec.json.Decoder(dict[str, str])
+_MOST_HEADER_BYTES: Final = 8 * MAX_CHARACTERS
+_OF_TEXT = ("text", "input_text")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One that is still to be read: `link` as the client sent it, and `place`, what the client called it."""
+
+    link: str
+    place: str
+
+
+Given: TypeAlias = TextItem | Picture
+
+
+def given(asked: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Given]:
+    """The inputs of an `input`, in order. One bare list of ids is one input. `modality` says what plain texts are.
+
+    Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
+    """
+    if isinstance(asked, str):
+        asked = [asked]
+    if not asked:
+        raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
+    kinds = set(map(type, asked))
+    if kinds == {int}:
+        asked = [asked]
+    elif int in kinds:
+        raise _mixed()
+    check_count(asked, "input", limit)
+    if modality is not None:
+        asked = _by_modality(asked, modality)
+    if InputObject in kinds:
+        asked = [part(each, f"input[{at}]") if isinstance(each, InputObject) else each for at, each in enumerate(asked)]
+    if len(set(map(type, asked)) - {Picture}) > 1:
+        raise _mixed()
+    if not all(asked):
+        at = next(at for at, each in enumerate(asked) if not each)
+        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+    return cast(list[Given], asked)
+
+
+def texts_of(asked: str | list[Any], limit: int) -> list[TextItem]:
+    """As `given`, of an `input` that cannot hold objects."""
+    return cast(list[TextItem], given(asked, limit))
+
+
+def of_messages(messages: Sequence[InputMessage]) -> list[Given]:
+    """A conversation of one text or one picture, which is one input: vLLM's form. Raises WrongType, InvalidValue and
+    EmptyInput."""
+    found: list[Given] = []
+    for at, message in enumerate(messages):
+        if isinstance(message.content, str):
+            found.append(message.content)
+            continue
+        parts = enumerate(message.content[:2])  # more are refused below, whatever they are
+        found += [part(each, f"messages[{at}].content[{place}]") for place, each in parts]
+        if len(found) > 1:
+            break
+    if len(found) != 1:
+        count = "no" if not found else "more than one"
+        raise InvalidValue(
+            f"'messages' holds {count} text or picture: send one, since a request with messages is one input and no "
+            "model here joins several. Many go into 'input'.",
+            param="messages",
+        )
+    if not found[0]:
+        raise EmptyInput("'messages' holds an empty text; send a text or a picture.", param="messages")
+    return found
+
+
+def part(asked: InputObject, place: str) -> str | Picture:
+    """The text or the picture that an object is; `place`: what the client called it. Raises WrongType and
+    InvalidValue."""
+    field = place.partition("[")[0]
+    links = [(name, link) for name in ("image", "image_url") if (link := getattr(asked, name)) is not None]
+    if not links and asked.text is None:
+        raise WrongType(f"'{place}' has no 'text' and no 'image'; send an object with one of them.", param=field)
+    if len(links) + (asked.text is not None) > 1:
+        raise InvalidValue(
+            f"'{place}' has several of 'text', 'image' and 'image_url'; send one of them, since no model here joins "
+            "them to one vector.",
+            param=field,
+        )
+    if asked.type is not None and (asked.type in _OF_TEXT) != (asked.text is not None):
+        raise WrongType(f"'{place}' is of the type {asked.type} and holds something else.", param=field)
+    if asked.text is not None:
+        return asked.text
+    ((name, link),) = links
+    return picture(link, f"{place}.{name}")
+
+
+def picture(asked: str | ImageLink, place: str) -> Picture:
+    return Picture(asked, place) if isinstance(asked, str) else Picture(asked.url, f"{place}.url")
+
+
+def check_count(asked: Sequence[Any], field: str, limit: int) -> None:
+    """Raises TooManyInputs."""
+    if len(asked) > limit:
+        raise TooManyInputs(
+            f"'{field}' holds more than the {limit} entries that one request may hold; split it.", param=field
+        )
+
+
+def has_pictures(inputs: Sequence[Given]) -> bool:
+    return Picture in set(map(type, inputs))
+
+
+def check_takes(gateway: Gateway, model: str, inputs: Sequence[Given]) -> None:
+    """Judge the model before anything is fetched. Raises InvalidValue where there is a picture and the model takes
+    none, or takes nothing but pictures and there is something else."""
+    if not has_pictures(inputs):
+        return
+    gateway.takes(model, "image")
+    if not all(isinstance(each, Picture) for each in inputs):
+        gateway.takes(model, "text")
+
+
+async def read(
+    pictures: Pictures, inputs: Sequence[Given], request: Request, headers: Unread = msgspec.UNSET
+) -> list[TextItem | Image]:
+    """The inputs with their pictures read, in order. Raises what Pictures.read does; its refusals name the input as
+    the client did. `headers` as they came."""
+    sought = [each for each in inputs if isinstance(each, Picture)]
+    links = [each.link for each in sought]
+    try:
+        found = iter(await pictures.read(links, deadline=request.deadline, headers=headers_of(headers)))
+    except RequestError as error:
+        raise _placed(error, sought) from None
+    return [next(found) if isinstance(each, Picture) else each for each in inputs]
+
+
+def headers_of(raw: Unread) -> Mapping[str, str]:
+    """Raises WrongType for what is no object of texts, InvalidValue for more than anybody needs."""
+    if not is_there(raw):
+        return {}
+    data = memoryview(cast(msgspec.Raw, raw))
+    if len(data) > _MOST_HEADER_BYTES:
+        raise InvalidValue(f"{FIELD} are of {MAX_CHARACTERS} characters at most in all: send fewer", param=FIELD)
+    try:
+        return _HEADERS.decode(data)
+    except msgspec.ValidationError:
+        raise WrongType(f"'{FIELD}' is invalid: it maps names of headers to texts.", param=FIELD) from None
+
+
+def text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
+    """What was read of the texts: a picture has no tokens."""
+    return sum(count for each, count in zip(inputs, tokens, strict=True) if not isinstance(each, Image))
+
+
+def _by_modality(asked: list[Any], modality: Modalities) -> list[Any]:
+    """Plain texts as what they are said to be; objects say so themselves."""
+    kinds = modality if isinstance(modality, list) else [modality] * len(asked)
+    if len(kinds) != len(asked):
+        raise InvalidValue(
+            f"'modality' names {len(kinds)} inputs of {len(asked)}: send one for each, or one for all.",
+            param="modality",
+        )
+    if any(kind == "image" and isinstance(each, list) for each, kind in zip(asked, kinds, strict=True)):
+        raise WrongType("'input' holds token ids, and its 'modality' is image: send pictures.", param="input")
+    return [
+        Picture(each, f"input[{at}]") if kind == "image" and isinstance(each, str) else each
+        for at, (each, kind) in enumerate(zip(asked, kinds, strict=True))
+    ]
+
+
+def _mixed() -> WrongType:
+    return WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
+
+
+def _placed(error: RequestError, sought: Sequence[Picture]) -> RequestError:
+    """The refusal of a picture, naming it as the client did; of several, the error says which one."""
+    if error.param is not None:
+        return error
+    at, message = place_in(error)
+    if at is None and len(sought) > 1:
+        return error
+    place = sought[at or 0].place
+    return type(error)(f"'{place}': {message}", param=re.split(r"[.\[]", place)[0])

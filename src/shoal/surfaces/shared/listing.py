@@ -1,0 +1,224 @@
+"""Models as lists show them: those that are served, and those that could be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.core.lifecycle.lifecycle import Job, Listing
+from shoal.core.protocols import ModelFacts, Replicated
+from shoal.errors import BackendError, CapacityError
+from shoal.http.redaction import redacted
+from shoal.surfaces.shared import wire_models as wire
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+    from shoal.http.request import Request
+
+PATIENCE_S = 1.0
+"""Interfaces ask for the list on every page. A Triton that does not answer must not delay them: what is served is known
+without it."""
+
+_STATES: dict[str, wire.StatusValue] = {
+    "ready": "loaded",
+    "loaded": "loaded",
+    "loading": "loading",
+    "downloading": "downloading",
+    "sleeping": "sleeping",
+}
+
+
+MUTE = "it is loaded, but does not answer: see the server's log, and unload and load it if that lasts"
+
+
+def mute(gateway: Gateway) -> set[str]:
+    """Names of models that are loaded and cannot answer, because what works for them has ended or is out of reach."""
+    return {model.name for model in gateway.registry if model.state == "ready" and not model.able()}
+
+
+def standings(gateway: Gateway) -> dict[str, str]:
+    """Of each model its state, or why it cannot answer; and why servers are waited for."""
+    silent = mute(gateway)
+    states = {card.name: MUTE if card.name in silent else card.error or card.standing for card in gateway.models()}
+    waiting = {redacted(name): why for name, why in gateway.waiting.items() if name not in states}
+    return {name: redacted(why) for name, why in (states | waiting).items()}
+
+
+def served(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
+    """The entry of a model that is served. `silent`: those of `mute`."""
+    value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")
+    status = wire.ModelStatus(
+        value=value, failed=card.state == "failed", error=_redacted(card.error), note=redacted(card.note)
+    )
+    if card.name in silent:
+        status = _MUTE
+    entry = _entry(card.name, card.created, status)
+    entry.aliases = list(card.aliases)
+    entry.default_for = list(card.default_for)
+    if card.facts is not None:
+        _tell(entry, card.facts)
+    return entry
+
+
+def served_all(gateway: Gateway) -> list[wire.ModelEntry]:
+    """Entries of what is served, from memory: each model, and after it its adapters, which are asked for by names of
+    their own."""
+    silent = mute(gateway)
+    entries = []
+    for card in gateway.models():
+        entry = served(card, silent)
+        entries += [entry, *_adapters(entry, card.facts)]
+    return entries
+
+
+def one(gateway: Gateway, name: str) -> wire.ModelEntry:
+    """The entry of a model, or of an adapter, with details that lists do without. Raises ModelNotFound."""
+    base = name
+    if gateway.registry.get(name) is None and ":" in name:
+        base, adapter = gateway.resolve(name)
+        name = f"{base}:{adapter}" if adapter else base
+    card = gateway.model(base)
+    entry = served(card, mute(gateway))
+    if card.facts is not None:
+        entry.details = {key: value for key, value in card.facts.details.items() if key != "chat_template"}
+    runner: object = gateway.registry.find(base).runner
+    if isinstance(runner, Replicated) and len(replicas := runner.replicas()) > 1:
+        # In the order of their addresses, which are no client's matter.
+        entry.replicas = [wire.ReplicaEntry(state=each.state, ejections=each.ejections) for each in replicas]
+    return next((each for each in _adapters(entry, card.facts) if each.id == name), entry)
+
+
+def _adapters(entry: wire.ModelEntry, facts: ModelFacts | None) -> list[wire.ModelEntry]:
+    return [
+        msgspec.structs.replace(
+            entry, id=f"{entry.id}:{name}", parent=entry.id, aliases=[], default_for=[], tasks=["generate"]
+        )
+        for name in (facts.adapters if facts is not None else ())
+    ]
+
+
+async def listing(gateway: Gateway) -> list[Listing]:
+    """All models, also those that are only on disk or in a repository; without these where they cannot be had soon."""
+    if gateway.lifecycle is not None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                found = await gateway.lifecycle.listing()
+        except (TimeoutError, CapacityError, BackendError):
+            pass
+        else:
+            silent = mute(gateway)
+            return [replace(each, status="failed", error=MUTE) if each.name in silent else each for each in found]
+    silent = mute(gateway)
+    return [_of(card, silent) for card in gateway.models()]
+
+
+async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
+    """Entries of all models, with what llama.cpp's router tells beyond OpenAI."""
+    cards = {card.name: card for card in gateway.models()}
+    jobs = {job.model: job for job in gateway.lifecycle.jobs() if job.state == "running"} if gateway.lifecycle else {}
+    entries = []
+    for each in await listing(gateway):
+        entry = _entry(each.name, each.created, _status(each, jobs.get(each.name)))
+        entry.managed = each.managed
+        entry.backend = each.backend or None
+        entry.source = each.source or None
+        entry.size = each.size or None
+        entry.aliases = list(each.aliases)
+        entry.default_for = list(cards[each.name].default_for) if each.name in cards else []
+        if each.facts is not None:
+            _tell(entry, each.facts)
+        entry.architecture = _architecture(entry.tasks, each.facts)
+        entries += [entry, *_adapters(entry, each.facts)]
+    return entries
+
+
+_MUTE = wire.ModelStatus(value="unloaded", failed=True, error=MUTE)
+
+
+def _entry(name: str, created: int, status: wire.ModelStatus) -> wire.ModelEntry:
+    return wire.ModelEntry(id=name, object="model", created=int(created), owned_by="shoal", status=status)
+
+
+def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
+    entry.tasks = list(facts.tasks)
+    entry.backend = facts.backend
+    entry.source = facts.source
+    entry.revision = facts.revision or None
+    entry.dimension = facts.dimension
+    entry.vectors = list(facts.vectors) if "embed" in facts.tasks else []
+    entry.labels = list(facts.labels)
+    entry.modalities = [] if facts.modalities == ("text",) else list(facts.modalities)
+    entry.max_input_tokens = facts.max_input_tokens
+    entry.max_model_len = facts.context_tokens
+    entry.precision = facts.precision or None
+    entry.pooling = facts.pooling or None
+    entry.prompts = dict(facts.prompts)
+    entry.default_prompt_name = facts.default_prompt_name
+    entry.space = facts.space or None
+    entry.verified = facts.verified or None
+
+
+def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
+    status = wire.ModelStatus(
+        value=_STATES.get(each.status, "unloaded"),
+        failed=each.status == "failed",
+        error=_redacted(each.error),
+        note=redacted(each.note),
+    )
+    if status.value == "downloading":
+        done, total = (job.done, job.total) if job is not None else (None, None)
+        status.progress = {each.source or each.name: {"done": done or 0, "total": total or 0}}
+    elif status.value == "loading" and (each.note or each.fraction is not None):
+        status.progress = {
+            "stages": [status.note] if status.note else [],
+            "current": status.note,
+            "value": each.fraction or 0.0,
+        }
+    return status
+
+
+def _redacted(text: str | None) -> str | None:
+    return None if text is None else redacted(text)
+
+
+def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Architecture:
+    """By its tasks; what was never loaded is taken for what this server serves, and for a model of texts."""
+    outputs = ["text"] if "generate" in tasks else []
+    if "rerank" in tasks or "classify" in tasks:
+        outputs.append("scores")
+    if "embed" in tasks or not outputs:
+        outputs.append("embeddings")
+    modalities = facts.modalities if facts is not None else ("text",)
+    return wire.Architecture(input_modalities=[*modalities], output_modalities=outputs)
+
+
+def _of(card: ModelCard, silent: Container[str]) -> Listing:
+    entry = served(card, silent)
+    return Listing(
+        name=card.name,
+        source=entry.source or "",
+        backend=entry.backend or "",
+        status="failed" if entry.status.failed else entry.status.value,
+        error=entry.status.error,
+        note=card.note,
+        created=card.created,
+        aliases=card.aliases,
+        facts=card.facts,
+    )
+
+
+def shown(request: Request, entries: Sequence[wire.ModelEntry]) -> list[wire.ModelEntry]:
+    """The entries with the addresses of servers for admins alone."""
+    return list(entries) if request.may("admin") else [_without_address(entry) for entry in entries]
+
+
+def _without_address(entry: wire.ModelEntry) -> wire.ModelEntry:
+    if entry.source is not None and redacted(entry.source) != entry.source:
+        entry.source = None
+    entry.details.pop("servers", None)
+    return entry

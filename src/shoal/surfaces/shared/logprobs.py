@@ -1,0 +1,18 @@
+"""Probabilities of tokens, as JSON can hold them."""
+
+from __future__ import annotations
+
+import math
+
+from shoal.types import TokenLogprob
+
+UNLIKELY = -9999.0
+"""JSON has no infinity; OpenAI writes this instead."""
+
+
+def finite_logprob(value: float) -> float:
+    return value if math.isfinite(value) else UNLIKELY
+
+
+def token_bytes(token: TokenLogprob) -> list[int]:
+    return list(token.data if token.data is not None else token.token.encode("utf-8", "replace"))

@@ -1,0 +1,127 @@
+"""What all dialects of reranking have in common: the task, its order, and how results are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from shoal.errors import EmptyInput, InvalidValue, Unsupported
+from shoal.http.json.refused import is_there
+from shoal.http.request import Body
+from shoal.surfaces.shared import truncation, vector_encoding
+from shoal.surfaces.shared.input_parsing import check_count
+from shoal.surfaces.shared.wire_ranking import RankText
+from shoal.types import Array, Direction, Rerank, Scored
+
+if TYPE_CHECKING:
+    from shoal.core.registry import ModelCard
+
+DOCUMENTS_A_UNIT = 100
+"""Cohere counts a query with so many documents as one search."""
+
+
+def texts_of(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
+    """Raises EmptyInput for none of them, TooManyInputs, and Unsupported for an image. An empty text is a text."""
+    if not given:
+        raise EmptyInput(f"'{field}' is an empty list; send at least one text.", param=field)
+    check_count(given, field, limit)
+    return [text_of(each, f"{field}[{at}]") for at, each in enumerate(given)]
+
+
+def text_of(given: str | RankText, field: str) -> str:
+    if isinstance(given, str):
+        return given
+    if is_there(given.image):
+        raise Unsupported(f"'{field}' has an image; only texts can be ranked here.", param=field.partition("[")[0])
+    return given.text
+
+
+def query_of(given: str | RankText) -> str:
+    """Raises EmptyInput for an empty query."""
+    query = text_of(given, "query")
+    if not query.strip():
+        raise EmptyInput("'query' is empty; send a text.", param="query")
+    return query
+
+
+def document_tokens(card: ModelCard, limit: int | None) -> int | None:
+    """The limit of a document, None where it changes nothing."""
+    return None if not limit or truncation.fits(card, limit) else limit
+
+
+def is_raw(raw_scores: bool | None, use_activation: bool | None) -> bool:
+    """Raises InvalidValue where the two contradict each other."""
+    if raw_scores is not None and use_activation is not None and raw_scores == use_activation:
+        raise InvalidValue("'raw_scores' and 'use_activation' contradict each other; send one.", param="raw_scores")
+    return bool(raw_scores) or use_activation is False
+
+
+def task_of(
+    card: ModelCard,
+    query: str,
+    documents: list[str],
+    *,
+    raw: bool = False,
+    cut: tuple[bool | None, Direction] = (None, "right"),
+    most: int | None = None,
+) -> Rerank:
+    return Rerank(
+        model=card.name,
+        queries=[query],
+        documents=documents,
+        raw_scores=raw,
+        truncate=cut[0],
+        truncation_direction=cut[1],
+        max_document_tokens=most,
+    )
+
+
+def falling(scores: Array, most: int | None = None) -> list[int]:
+    """Places of scores, the highest first, of equal ones the lower place; `most` of them, 0 and None: all."""
+    order: list[int] = np.argsort(-scores, kind="stable").tolist()
+    return order[:most] if most else order
+
+
+async def listed(order: Sequence[int], entry: Callable[[int], object]) -> Body:
+    """A JSON array with the entry of each place, some at a time. Numbers of numpy are written as they are."""
+
+    def some(start: int, stop: int) -> bytes:
+        rows = [entry(place) for place in order[start:stop]]
+        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    return await vector_encoding.array_of(len(order), some)
+
+
+def between(head: bytes, body: Body, tail: bytes) -> Body:
+    """`body`, made by `listed`, inside of an object."""
+    assert isinstance(body, bytes | list)
+    return head + body + tail if isinstance(body, bytes) else [head, *body, tail]
+
+
+def opened(fields: dict[str, Any], name: str) -> bytes:
+    """An object of `fields` that is left open, at the value of `name`."""
+    inside = orjson.dumps(fields)[1:-1]
+    return b'{%b%b"%b":' % (inside, b"," if inside else b"", name.encode())
+
+
+def closed(fields: dict[str, Any]) -> bytes:
+    """The rest of the object, from behind that value."""
+    inside = orjson.dumps(fields)[1:-1]
+    return b"%b%b}" % (b"," if inside else b"", inside)
+
+
+def usage(result: Scored) -> dict[str, int]:
+    total = sum(result.tokens)
+    return {"prompt_tokens": total, "total_tokens": total}
+
+
+def searched(version: str, count: int, tokens: int) -> dict[str, Any]:
+    """Cohere's `meta` of a search among `count` documents."""
+    return {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": -(-count // DOCUMENTS_A_UNIT)},
+        "tokens": {"input_tokens": tokens},
+    }

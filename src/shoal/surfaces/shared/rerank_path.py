@@ -1,0 +1,96 @@
+"""POST /rerank, a path of two dialects: by `documents` (Jina, Voyage) and by `texts` (text-embeddings-inference)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.core.protocols import Operation, Surface
+from shoal.errors import InvalidValue, ShoalError, WrongType
+from shoal.http.documented_errors import each_of
+from shoal.http.json import decoder
+from shoal.http.json.refused import Unread, is_there
+from shoal.http.request import RenderError, Reply, Request
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+Endpoint = Callable[[Request], Awaitable[Reply]]
+
+
+class RerankPath:
+    """The surface of the shared path, composed of two surfaces that have one route each.
+
+    Errors are in the dialect of `texts` until the body turns out to hold `documents`. `request` documents both bodies.
+    """
+
+    name = "rerank"
+
+    def __init__(self, documents: Surface, texts: Surface, request: Any) -> None:
+        self.error: Any = texts.error
+        self._documents = documents
+        self._texts = texts
+        self._request = request
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        (documents,) = self._documents.routes(gateway)
+        (texts,) = self._texts.routes(gateway)
+        return [
+            replace(
+                documents,
+                endpoint=_EitherBody(documents.endpoint, texts.endpoint, self._documents.render_error),
+                summary="Rank documents, or texts as text-embeddings-inference does",
+                request=self._request,
+                response=(*each_of(documents.response), *each_of(texts.response)),
+                errors={
+                    status: (*each_of(documents.errors.get(status, ())), *each_of(texts.errors.get(status, ())))
+                    for status in {**documents.errors, **texts.errors}
+                },
+                headers={**documents.headers, **texts.headers},
+                description="With `texts` both the reply and errors are text-embeddings-inference's. "
+                + documents.description,
+            )
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return self._texts.render_error(error)
+
+
+class _Shape(msgspec.Struct, kw_only=True):
+    """The fields that tell the two bodies apart; the rest is skipped."""
+
+    texts: Unread = msgspec.UNSET
+    documents: Unread = msgspec.UNSET
+
+
+class _EitherBody:
+    """Passes a request on to the endpoint whose body it has."""
+
+    def __init__(self, documents: Endpoint, texts: Endpoint, render_documents_error: RenderError) -> None:
+        self._documents = documents
+        self._texts = texts
+        self._render_documents_error = render_documents_error
+        self._shape = msgspec.json.Decoder(_Shape)
+
+    async def __call__(self, request: Request) -> Reply:
+        try:
+            shape = self._shape.decode(request.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise decoder.refusal(error, request.body) from None
+        texts, documents = is_there(shape.texts), is_there(shape.documents)
+        if texts and documents:
+            raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
+        await asyncio.sleep(0)  # a large body was skipped over
+        if texts:
+            return await self._texts(request)
+        if not documents:
+            raise WrongType(
+                "Missing required field 'documents' (or 'texts', as text-embeddings-inference has it).",
+                param="documents",
+            )
+        request.render_error = self._render_documents_error
+        return await self._documents(request)

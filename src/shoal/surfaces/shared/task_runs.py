@@ -1,0 +1,66 @@
+"""Runs one task for one request: the last step before a reply, the same in every dialect that batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast, overload
+
+import msgspec
+
+from shoal.http.images import Pictures
+from shoal.http.json.refused import Unread
+from shoal.http.request import Request
+from shoal.surfaces.shared import input_parsing
+from shoal.types import Batched, Classify, Embed, Embedded, Image, Rerank, Result, Scored, TextItem
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+
+@overload
+async def run_task(gateway: Gateway, request: Request, task: Embed) -> Embedded: ...
+
+
+@overload
+async def run_task(gateway: Gateway, request: Request, task: Rerank | Classify) -> Scored: ...
+
+
+async def run_task(gateway: Gateway, request: Request, task: Batched) -> Result:
+    """Run the task by the request's deadline. Model, items and result are noted for the log and the headers.
+
+    Raises what the gateway raises.
+    """
+    request.model = task.model
+    request.items = len(task.documents if isinstance(task, Rerank) else task.inputs)
+    result = await gateway.run(task, request.context())
+    request.result = result
+    return result
+
+
+class EmbeddedInputs(NamedTuple):
+    """`text_tokens`: tokens that the model read; pictures have none."""
+
+    result: Embedded
+    text_tokens: int
+
+
+async def embed_inputs(
+    gateway: Gateway,
+    pictures: Pictures,
+    request: Request,
+    task: Embed,
+    inputs: Sequence[input_parsing.Given],
+    headers: Unread = msgspec.UNSET,
+) -> EmbeddedInputs:
+    """Run `task`, which has no inputs yet, on texts, token ids and pictures. `headers` are for fetching the pictures.
+
+    Raises what `input_parsing.read` and the gateway raise.
+    """
+    request.model, request.items = task.model, len(inputs)
+    if not input_parsing.has_pictures(inputs):
+        plain = cast(Sequence[TextItem | Image], inputs)
+        result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=plain))
+        return EmbeddedInputs(result, sum(result.tokens))
+    read = await input_parsing.read(pictures, inputs, request, headers)
+    result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=read))
+    return EmbeddedInputs(result, input_parsing.text_tokens(read, result.tokens))

@@ -1,0 +1,47 @@
+"""The JSON of inputs that several dialects embed, texts and pictures, and of the tokens that were read of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shoal.http.json.refused import Unread
+
+PictureHeaders: TypeAlias = Annotated[
+    Unread,
+    Meta(
+        description="Headers for fetching pictures by URL; they go to hosts that the operator listed, and no others.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},
+    ),
+]
+"""Read only where there is a picture to read: a body may hold millions of them."""
+
+
+class ImageLink(msgspec.Struct, kw_only=True):
+    url: str
+    detail: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+
+
+class InputObject(msgspec.Struct, kw_only=True):
+    """A text or a picture, as Jina writes it, or as OpenAI writes a part of a message."""
+
+    type: Literal["text", "input_text", "image", "image_url", "input_image"] | None = None
+    text: str | None = None
+    image: str | ImageLink | None = None
+    image_url: str | ImageLink | None = None
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    role: Annotated[str, Meta(description="Accepted, and not used.")] = "user"
+    content: str | list[InputObject]
+
+
+Modality: TypeAlias = Literal["text", "image"]
+Modalities: TypeAlias = Modality | list[Modality]
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: Annotated[int, Meta(description="Tokens that the model read, special ones included.")]
+    total_tokens: int

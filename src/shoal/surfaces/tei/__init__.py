@@ -1,0 +1,224 @@
+"""The surface of text-embeddings-inference: vectors, scores, the tokenizer, and the model's card.
+
+/rerank is a surface of its own, because other dialects have that path, too: see `shared.rerank_path`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.protocols import Operation
+from shoal.errors import ShoalError, Unavailable
+from shoal.http.operation import Described
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.tei import errors, replies, wire
+from shoal.surfaces.tei.codec import TeiCodec
+from shoal.surfaces.tei.default_route import TeiDefault
+from shoal.surfaces.tei.embed import TeiEmbed
+from shoal.surfaces.tei.info import TeiInfo
+from shoal.surfaces.tei.predict import TeiPredict
+from shoal.surfaces.tei.rerank import TeiRerank
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_DENSE: Any = list[list[float]]
+_SPARSE: Any = list[list[wire.TeiSparseValue]]
+_PREDICTIONS: Any = (list[wire.TeiPrediction], list[list[wire.TeiPrediction]])
+_RANKS: Any = list[wire.TeiRank]
+_SIMILARITIES: Any = list[float]
+_TEXT = "What is Deep Learning?"
+
+
+class Tei:
+    """The original knows one model and no names: each route works on the first model that can do it, or on the one
+    that the body names."""
+
+    name = "tei"
+    error = wire.TeiError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        vectors = TeiEmbed(gateway, self._options)
+        predict = TeiPredict(gateway, self._options).predict
+        default = TeiDefault(
+            gateway,
+            self._options,
+            embed=vectors.embed,
+            embed_sparse=vectors.embed_sparse,
+            similarity=vectors.similarity,
+            predict=predict,
+            rerank=TeiRerank(gateway, self._options).rerank_texts,
+        )
+        return [
+            *_of_vectors(vectors),
+            _batched(
+                "/predict",
+                predict,
+                "Classify texts, or pairs of texts",
+                wire.TeiPredictRequest,
+                _PREDICTIONS,
+                {"inputs": "I like you."},
+            ),
+            *_of_any_model(default),
+            *_of_tokens(TeiCodec(gateway, self._options)),
+            *_of_the_server(gateway, self._options),
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return errors.render_error(error)
+
+
+class RerankTexts:
+    """/rerank by `texts`."""
+
+    name = "rerank"
+    error = wire.TeiError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        endpoint = TeiRerank(gateway, self._options).rerank_texts
+        example = {"query": _TEXT, "texts": ["A way to learn.", "A kind of fish."]}
+        return [_batched("/rerank", endpoint, "Rank texts", wire.TeiRerankRequest, _RANKS, example)]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return errors.render_error(error)
+
+
+def _of_vectors(vectors: TeiEmbed) -> list[Operation]:
+    inputs, kind = {"inputs": [_TEXT]}, wire.TeiInputsRequest
+    compared = {"inputs": {"source_sentence": _TEXT, "sentences": ["What is a fish?"]}}
+    return [
+        _batched("/embed", vectors.embed, "Embed texts", wire.TeiEmbedRequest, _DENSE, inputs),
+        _batched("/embed_all", vectors.embed_all, "Embed each token of texts", kind, list[_DENSE], inputs),
+        _batched("/embed_sparse", vectors.embed_sparse, "Embed texts by weights of words", kind, _SPARSE, inputs),
+        _batched(
+            "/similarity",
+            vectors.similarity,
+            "Compare sentences with one",
+            wire.TeiSimilarityRequest,
+            _SIMILARITIES,
+            compared,
+        ),
+    ]
+
+
+def _of_any_model(default: TeiDefault) -> list[Operation]:
+    """What the addresses of cloud providers lead to; clients that are given nothing but a server's post to /."""
+    answers = (_DENSE, _SPARSE, *_PREDICTIONS, _RANKS, _SIMILARITIES)
+    return [
+        *(
+            _batched(
+                path,
+                default.default,
+                "What the default model is for: embed, rerank or classify",
+                wire.TeiDefaultRequest,
+                answers,
+                {"inputs": [_TEXT]},
+            )
+            for path in ("/", "/invocations")
+        ),
+        Operation(
+            method="POST",
+            path="/vertex",
+            endpoint=default.vertex,
+            summary="The same for several bodies, as Vertex AI sends them",
+            request=wire.TeiVertexRequest,
+            response=wire.TeiVertexResponse,
+            errors=replies.ERRORS,
+            example={"instances": [{"inputs": _TEXT}]},
+            description=replies.UNREADABLE,
+        ),
+    ]
+
+
+def _of_tokens(codec: TeiCodec) -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path=path,
+            endpoint=endpoint,
+            summary=summary,
+            request=request,
+            response=response,
+            errors=replies.ERRORS,
+            example=example,
+            description=replies.UNREADABLE,
+        )
+        for path, endpoint, summary, request, response, example in (
+            (
+                "/tokenize",
+                codec.tokenize,
+                "Show the tokens of texts",
+                wire.TeiTokenizeRequest,
+                list[list[wire.TeiToken]],
+                {"inputs": _TEXT},
+            ),
+            (
+                "/decode",
+                codec.decode,
+                "Turn token ids into texts",
+                wire.TeiDecodeRequest,
+                list[str],
+                {"ids": [101, 2023, 102]},
+            ),
+        )
+    ]
+
+
+def _of_the_server(gateway: Gateway, options: Options) -> list[Operation]:
+    async def ping(request: Request) -> Reply:
+        models = list(gateway.registry)
+        if models and not any(model.able() for model in models):
+            raise Unavailable("unhealthy")
+        return Reply()
+
+    return [
+        Described(
+            method="GET",
+            path="/info",
+            endpoint=TeiInfo(gateway, options),
+            summary="Describe the default model",
+            response=wire.TeiInfo,
+            errors={424: wire.TeiError, 503: wire.TeiError},
+            query={"model": "A served model, by name or alias."},
+        ),
+        Operation(
+            method="GET",
+            path="/ping",
+            endpoint=ping,
+            summary="Can any model answer?",
+            access="public",
+            quiet=True,
+            errors={503: wire.TeiError},
+            description="As SageMaker asks it; without a body.",
+        ),
+    ]
+
+
+def _batched(
+    path: str,
+    endpoint: Callable[[Request], Awaitable[Reply]],
+    summary: str,
+    request: Any,
+    response: Any,
+    example: Any,
+) -> Operation:
+    """A route that is answered in batches, with what they came to in the headers."""
+    return Operation(
+        method="POST",
+        path=path,
+        endpoint=endpoint,
+        summary=summary,
+        request=request,
+        response=response,
+        errors=replies.ERRORS,
+        headers=replies.DOCUMENTED,
+        example=example,
+        description=replies.UNREADABLE,
+    )

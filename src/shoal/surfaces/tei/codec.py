@@ -1,0 +1,94 @@
+"""/tokenize and /decode of text-embeddings-inference."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import orjson
+
+from shoal.core.protocols import ModelFacts, Token
+from shoal.errors import EmptyInput, WrongType
+from shoal.http.json import decoder
+from shoal.http.request import JSON, Options, Reply, Request
+from shoal.surfaces.shared import default_models, vector_encoding
+from shoal.surfaces.tei import replies, wire
+from shoal.types import Array
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+
+class TeiCodec:
+    """Of the model that stands for the server, or of one by name."""
+
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._limit = options.max_inputs
+        self._tokenized = decoder.Decoder(wire.TeiTokenizeRequest, "tei", "inputs", options.max_inputs)
+        self._decoded = decoder.Decoder(wire.TeiDecodeRequest, "tei", "ids", options.max_inputs)
+
+    async def tokenize(self, request: Request) -> Reply:
+        asked = await self._tokenized.in_turns(request.body)
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        if not texts:
+            raise EmptyInput("`inputs` cannot be empty", param="inputs")
+        replies.check_count(len(texts), self._limit)
+        if not all(texts):
+            raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
+        card = await self._card(request, asked.model)
+        special = asked.add_special_tokens is not False
+        async with self._gateway.using_codec(card.name, default_models.waiting(request)) as codec:
+            tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
+        prompt = _prompt(card.facts, asked.prompt_name)
+        spans = []
+        for text, each in zip(texts, tokens, strict=True):
+            spans.append(_in_bytes(prompt + text, each))
+            await asyncio.sleep(0)
+        return Reply(200, [JSON], await vector_encoding.arrays_of(spans, orjson.dumps))
+
+    async def decode(self, request: Request) -> Reply:
+        asked = await self._decoded.in_turns(request.body)
+        kinds = set(map(type, asked.ids))
+        if len(kinds) > 1:
+            raise WrongType("'ids' mixes ids and lists of ids; send one kind.", param="ids")
+        ids = cast(list[list[int]], asked.ids if list in kinds else [asked.ids])
+        replies.check_count(len(ids), self._limit)
+        if not all(ids):
+            raise EmptyInput("Input validation error: `input_ids` cannot be empty", param="ids")
+        card = await self._card(request, asked.model)
+        skip = asked.skip_special_tokens is not False
+        async with self._gateway.using_codec(card.name, default_models.waiting(request)) as codec:
+            texts = await codec.decode(ids, skip_special_tokens=skip)
+        return Reply(
+            200, [JSON], await vector_encoding.array_of(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))
+        )
+
+    async def _card(self, request: Request, name: str | None) -> ModelCard:
+        return await default_models.awake(self._gateway, request, default_models.main(self._gateway, name))
+
+
+def _prompt(facts: ModelFacts | None, name: str | None) -> str:
+    """What the model put before the texts, whose tokens are among those told."""
+    if facts is None:
+        return ""
+    return facts.prompts.get(name or facts.default_prompt_name or "", "")
+
+
+def _in_bytes(text: str, tokens: Sequence[Token]) -> Sequence[Token]:
+    """The tokens with offsets in the UTF-8 of the text, as the original counts; theirs are in characters."""
+    if text.isascii():
+        return tokens
+    points: Array = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    widths = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+    before: list[int] = np.concatenate(([0], np.cumsum(widths))).tolist()
+    return [_moved(each, before) for each in tokens]
+
+
+def _moved(token: Token, before: list[int]) -> Token:
+    if token.start is None or token.stop is None:
+        return token
+    return Token(token.id, token.text, token.special, before[token.start], before[token.stop])

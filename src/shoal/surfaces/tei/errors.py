@@ -1,0 +1,20 @@
+"""Errors as text-embeddings-inference tells them."""
+
+from __future__ import annotations
+
+import orjson
+
+from shoal.errors import ShoalError, Unauthorized
+from shoal.http import status_codes
+
+
+def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+    """`error` and `error_type`; plain text where the original's web framework refuses, and no body for a wrong key."""
+    status, error_type = status_codes.row(error).tei
+    headers = status_codes.headers(error, status)
+    if isinstance(error, Unauthorized):
+        return status, headers, b""
+    if error_type is None:
+        return status, {"content-type": "text/plain; charset=utf-8", **headers}, error.message.encode()
+    body = orjson.dumps({"error": error.message, "error_type": error_type})
+    return status, {"content-type": "application/json", **headers}, body

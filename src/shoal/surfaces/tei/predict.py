@@ -1,0 +1,89 @@
+"""/predict of text-embeddings-inference: the labels of texts, and of pairs of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from shoal.errors import EmptyInput, WrongType
+from shoal.http.json import decoder
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.shared import default_models, vector_encoding
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.surfaces.tei import replies, scoring, wire
+from shoal.types import Array, Classify, TextPair
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+LABELS_AT_ONCE = 2048
+"""Pairs of label and score encoded at once: about 2 ms."""
+
+_FORMS = (
+    "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
+    "[[string], [string, string], ...]"
+)
+
+
+class TeiPredict:
+    """`["a", "b"]` is one pair, not two texts: those are `[["a"], ["b"]]`, and only they get a list each."""
+
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._limit = options.max_inputs
+        self._decode = decoder.Decoder(wire.TeiPredictRequest, "tei", "inputs", options.max_inputs)
+
+    async def predict(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        inputs, batch = _inputs(asked.inputs)
+        replies.check_count(len(inputs), self._limit)
+        if not all(each if isinstance(each, str) else any(each) for each in inputs):
+            raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
+        card = await default_models.find(self._gateway, request, asked.model, default_models.CLASSIFY)
+        task = Classify(
+            model=card.name,
+            inputs=inputs,
+            raw_scores=True,
+            truncate=asked.truncate,
+            truncation_direction=replies.direction(asked.truncation_direction),
+        )
+        result = await run_task(self._gateway, request, task)
+        scores = scoring.activated(result.scores, raw=bool(asked.raw_scores))
+        labels = card.facts.labels if card.facts is not None else ()
+        body = await _encoded(scores, labels, batch=batch)
+        return Reply(200, replies.headers(request, card, replies.characters(inputs), result), body)
+
+
+def _inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
+    """What to classify, and whether it is a batch. Raises WrongType for what is neither text, pair nor batch."""
+    if isinstance(given, str):
+        return [given], False
+    if not given or any(isinstance(each, str) for each in given):
+        texts = [each for each in given if isinstance(each, str)]
+        if len(texts) != len(given):
+            raise WrongType(f"inputs: texts and lists of texts are mixed, {_FORMS}", param="inputs")
+        return [_one(texts)], False
+    return [_one(each) for each in given if isinstance(each, list)], True
+
+
+def _one(texts: list[str]) -> str | TextPair:
+    match texts:
+        case [text]:
+            return text
+        case [first, second]:
+            return first, second
+        case _:
+            raise WrongType(f"inputs: invalid length {len(texts)}, {_FORMS}", param="inputs")
+
+
+async def _encoded(scores: Array, labels: tuple[str, ...], *, batch: bool) -> bytes | list[bytes]:
+    if not batch:
+        return _some(scores, labels)[1:-1]
+    step = max(1, min(vector_encoding.SLICE, LABELS_AT_ONCE // max(1, len(labels))))
+    return await vector_encoding.array_of(len(scores), lambda start, stop: _some(scores[start:stop], labels), step)
+
+
+def _some(scores: Array, labels: tuple[str, ...]) -> bytes:
+    rows = [[{"score": row[at], "label": labels[at]} for at in scoring.falling(row)] for row in scores]
+    return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)

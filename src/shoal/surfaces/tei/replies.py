@@ -1,0 +1,66 @@
+"""What the routes of text-embeddings-inference share: bounds of a request, and the headers of replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import TooManyInputs
+from shoal.http.request import JSON, Headers, Request
+from shoal.surfaces.shared import batch_headers
+from shoal.surfaces.tei import wire
+from shoal.types import Direction, Result
+
+if TYPE_CHECKING:
+    from shoal.core.registry import ModelCard
+
+ERRORS: dict[int, Any] = dict.fromkeys((400, 422, 424, 429, 500, 503, 504), wire.TeiError)
+UNREADABLE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
+EMPTY_INPUT = "Input validation error: `inputs` cannot be empty"
+
+_TIMES = {
+    "x-compute-type": "Backend and precision that computed it.",
+    "x-compute-time": "Milliseconds in all.",
+    "x-compute-characters": "Characters of the texts, and token ids.",
+    "x-compute-tokens": "Tokens that the model read.",
+    "x-total-time": "Milliseconds in all.",
+    "x-tokenization-time": "Milliseconds of tokenising.",
+    "x-queue-time": "Milliseconds of waiting for a batch.",
+    "x-inference-time": "Milliseconds of the batch.",
+}
+DOCUMENTED = {**batch_headers.DOCUMENTED, **_TIMES}
+
+
+def check_count(count: int, limit: int) -> None:
+    """Raises TooManyInputs in the original's words; of a large body no more than one input too many was counted."""
+    if count > limit:
+        raise TooManyInputs(f"batch size {count} > maximum allowed batch size {limit}")
+
+
+def direction(given: str | None) -> Direction:
+    return "left" if given is not None and given.lower() == "left" else "right"
+
+
+def characters(inputs: Sequence[str | Sequence[Any]]) -> int:
+    """Of texts; each token id counts as one. of a pair, those of both."""
+    return sum(len(each) if isinstance(each, str | list) else sum(map(len, each)) for each in inputs)
+
+
+def headers(request: Request, card: ModelCard, count: int, result: Result) -> Headers:
+    """JSON, the batch's facts, and the original's headers in whole milliseconds; `count` is of characters."""
+    facts = result.facts
+    total = b"%d" % ((time.monotonic() - request.started) * 1000)
+    kind = "+".join(filter(None, (card.facts.backend, card.facts.precision))) if card.facts is not None else "unknown"
+    return [
+        JSON,
+        *batch_headers.batch_headers(request, result),
+        (b"x-compute-type", kind.encode()),
+        (b"x-compute-time", total),
+        (b"x-compute-characters", b"%d" % count),
+        (b"x-compute-tokens", b"%d" % sum(result.tokens)),
+        (b"x-total-time", total),
+        (b"x-tokenization-time", b"%d" % facts.prepare_ms),
+        (b"x-queue-time", b"%d" % facts.queue_ms),
+        (b"x-inference-time", b"%d" % facts.infer_ms),
+    ]

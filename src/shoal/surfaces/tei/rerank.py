@@ -1,0 +1,61 @@
+"""/rerank by `texts`, as text-embeddings-inference has it; the same path by `documents` is another dialect's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from shoal.errors import EmptyInput
+from shoal.http.json import decoder
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.shared import default_models, vector_encoding
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.surfaces.tei import replies, scoring, wire
+from shoal.types import Array, Rerank
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+
+class TeiRerank:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._max_inputs = options.max_inputs
+        self._decode = decoder.Decoder(wire.TeiRerankRequest, "tei", "texts", options.max_inputs)
+
+    async def rerank_texts(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        query, texts = asked.query, asked.texts
+        if not texts:
+            raise EmptyInput("`texts` cannot be empty", param="texts")
+        card = await default_models.find(self._gateway, request, asked.model, default_models.RERANK)
+        replies.check_count(len(texts), self._max_inputs)
+        if not query and not all(texts):
+            raise EmptyInput(replies.EMPTY_INPUT, param="texts")
+        task = Rerank(
+            model=card.name,
+            queries=[query],
+            documents=texts,
+            raw_scores=True,
+            truncate=asked.truncate,
+            truncation_direction=replies.direction(asked.truncation_direction),
+        )
+        result = await run_task(self._gateway, request, task)
+        scores = scoring.activated(result.scores, raw=bool(asked.raw_scores))[:, 0]
+        count = len(query) * len(texts) + sum(map(len, texts))
+        body = await _encoded(scores, texts if asked.return_text else None)
+        return Reply(200, replies.headers(request, card, count, result), body)
+
+
+async def _encoded(scores: Array, texts: list[str] | None) -> bytes | list[bytes]:
+    order = scoring.falling(scores)
+
+    def some(start: int, stop: int) -> bytes:
+        rows: list[dict[str, Any]] = []
+        for place in order[start:stop]:
+            text = {} if texts is None else {"text": texts[place]}
+            rows.append({"index": place, **text, "score": scores[place]})
+        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    return await vector_encoding.array_of(len(order), some)

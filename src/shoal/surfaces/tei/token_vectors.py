@@ -1,0 +1,68 @@
+"""Vectors of tokens and of vocabularies as text-embeddings-inference writes them, some milliseconds at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from shoal.surfaces.shared import matrices, vector_encoding
+from shoal.types import Array, SparseVector
+
+T = TypeVar("T")
+
+NUMBERS = 32_768
+"""Numbers encoded at once: about a millisecond."""
+
+ENTRIES = 2048
+"""Entries of sparse vectors encoded at once: about 2 ms."""
+
+
+async def encode_matrices(each: list[Array]) -> bytes | list[bytes]:
+    """`[[[...], ...], ...]` of float32 [l, width]. Takes the matrices out of the list as it goes."""
+
+    def slices(index: int) -> Iterator[tuple[int, bytes]]:
+        rows = matrices.taken(each, index)
+        step = max(1, NUMBERS // max(1, rows.shape[1]))
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            yield NUMBERS if len(some) == step else some.size, vector_encoding.numbers(some)[1:-1]
+
+    return await _joined(range(len(each)), slices, NUMBERS, NUMBERS // 256)
+
+
+async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
+    """`[[{"index":...,"value":...}, ...], ...]`, without weights of zero."""
+
+    def slices(vector: SparseVector) -> Iterator[tuple[int, bytes]]:
+        there = vector.values != 0
+        indices, values = vector.indices[there].astype("<i4"), vector_encoding.contiguous(vector.values[there])
+        for start in range(0, len(indices), ENTRIES):
+            names = vector_encoding.numbers(indices[start : start + ENTRIES])[1:-1].split(b",")
+            weights = vector_encoding.numbers(values[start : start + ENTRIES])[1:-1].split(b",")
+            pairs = zip(names, weights, strict=True)
+            yield len(names), b",".join([b'{"index":%b,"value":%b}' % pair for pair in pairs])
+
+    return await _joined(each, slices, ENTRIES, ENTRIES // 256)
+
+
+async def _joined(
+    each: Sequence[T], slices: Callable[[T], Iterator[tuple[int, bytes]]], most: int, least: int
+) -> bytes | list[bytes]:
+    """A JSON array of arrays. `slices` answers the inside of one, in pieces with their sizes; after `most` in all the
+    loop has its turn. An array counts `least` for itself, which is about what its making costs."""
+    pieces: list[bytes] = []
+    written, since = [b"["], 0
+    for index, one in enumerate(each):
+        written.append(b",[" if index else b"[")
+        since += least
+        for number, (size, piece) in enumerate(slices(one)):
+            written += [b",", piece] if number else [piece]
+            since += size
+            if since >= most:
+                pieces.append(b"".join(written))
+                written, since = [], 0
+                await asyncio.sleep(0)
+        written.append(b"]")
+    last = b"".join([*written, b"]"])
+    return [*pieces, last] if pieces else last

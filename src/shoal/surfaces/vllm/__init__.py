@@ -1,0 +1,186 @@
+"""The surface of vLLM's pooling models: /score, /classify and /pooling. What of it ranks documents is in `rerank`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.protocols import Operation
+from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
+from shoal.http.errors import OpenAIError, render_error
+from shoal.http.json import decoder
+from shoal.http.json.fields import Fields
+from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
+from shoal.surfaces.shared.input_parsing import check_count
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.surfaces.vllm import score_replies
+from shoal.surfaces.vllm import wire as wire
+from shoal.surfaces.vllm.pooling import Pooling
+from shoal.types import Classify, Rerank, TextPair
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
+_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+_QUESTION = "What is a shoal?"
+
+
+class Scoring:
+    name = "scoring"
+    error = OpenAIError
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        limit = self._options.max_inputs
+        score, classify, pooling = _Score(gateway, limit), _Classify(gateway, limit), Pooling(gateway, limit)
+        answers = ["A group of fish.", "A kind of bread."]
+        table: list[tuple[str, Any, str, Any, Any, Any]] = [
+            (
+                "/score",
+                score,
+                "Score pairs of texts",
+                wire.ScoreRequest,
+                wire.ScoreResponse,
+                {"text_1": _QUESTION, "text_2": answers},
+            ),
+            (
+                "/classify",
+                classify,
+                "Classify texts, or pairs of texts",
+                wire.ClassifyRequest,
+                (wire.ClassifyResponse, wire.InfinityClassifyResponse),
+                {"input": ["I like you.", "I do not."]},
+            ),
+            (
+                "/pooling",
+                pooling,
+                "What a model makes of texts",
+                wire.PoolingRequest,
+                wire.PoolingResponse,
+                {"input": answers},
+            ),
+        ]
+        return [
+            Operation(
+                method="POST",
+                path=prefix + path,
+                endpoint=endpoint,
+                summary=summary,
+                request=request,
+                response=response,
+                errors=_ERRORS,
+                headers=batch_headers.DOCUMENTED,
+                example=example,
+            )
+            for path, endpoint, summary, request, response, example in table
+            for prefix in (("", "/v1") if path != "/pooling" else ("",))
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return render_error(error)
+
+
+class _Score:
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        names = tuple(dict.fromkeys(name for pair in _SIDES for name in pair))
+        self._decode = Fields(wire.ScoreRequest, "scoring", names, limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode(request.body)
+        left, right = self._sides(asked)
+        if len(left) not in (1, len(right)):
+            raise InvalidValue(
+                f"{len(left)} texts are to be scored with {len(right)}: send one, or as many, on the first side."
+            )
+        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
+        truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+        task = Rerank(
+            model=card.name,
+            queries=left,
+            documents=right,
+            raw_scores=asked.use_activation is False,
+            truncate=truncate,
+            truncation_direction=direction,
+        )
+        result = await run_task(self._gateway, request, task)
+        scores = result.scores[:, 0]
+        listed = await ranking.listed(
+            range(len(scores)), lambda place: {"index": place, "object": "score", "score": scores[place]}
+        )
+        return score_replies.reply(request, "score", card.name, listed, result)
+
+    def _sides(self, asked: wire.ScoreRequest) -> tuple[list[str], list[str]]:
+        given = {name for pair in _SIDES for name in pair if getattr(asked, name) is not None}
+        for left, right in _SIDES:
+            if given == {left, right}:
+                return self._texts(getattr(asked, left), left), self._texts(getattr(asked, right), right)
+        pairs = ", ".join(f"'{left}' and '{right}'" for left, right in _SIDES)
+        raise WrongType(f"Two sides are needed, and no more: send {pairs}.", param=min(given, default="text_1"))
+
+    def _texts(self, given: str | list[str], name: str) -> list[str]:
+        return ranking.texts_of([given] if isinstance(given, str) else given, name, self._limit)
+
+
+class _Classify:
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", "input", limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        inputs = self._inputs(asked.input)
+        card = await default_models.find_default(self._gateway, request, asked.model, "classify")
+        truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+        task = Classify(
+            model=card.name,
+            inputs=inputs,
+            raw_scores=ranking.is_raw(asked.raw_scores, asked.use_activation),
+            truncate=truncate,
+            truncation_direction=direction,
+        )
+        result = await run_task(self._gateway, request, task)
+        labels = score_replies.labels(self._gateway, card.name)
+        best = result.scores.argmax(axis=1).tolist()
+
+        def entry(place: int) -> dict[str, Any]:
+            label = labels[best[place]] if best[place] < len(labels) else None
+            row = result.scores[place]
+            return {"index": place, "label": label, "probs": row, "num_classes": len(row)}
+
+        def scores_by_label(place: int) -> list[dict[str, Any]]:
+            row = result.scores[place]
+            order = ranking.falling(row)
+            return [{"score": row[at], "label": labels[at] if at < len(labels) else f"LABEL_{at}"} for at in order]
+
+        if asked.raw_scores is not None:  # always sent by Infinity's client
+            listed = await ranking.listed(range(len(inputs)), scores_by_label)
+            return score_replies.reply(request, "classify", card.name, listed, result, "classify")
+        listed = await ranking.listed(range(len(inputs)), entry)
+        return score_replies.reply(request, "classify", card.name, listed, result)
+
+    def _inputs(self, given: str | list[str | list[str]]) -> list[str | TextPair]:
+        items = [given] if isinstance(given, str) else given
+        if not items:
+            raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
+        check_count(items, "input", self._limit)
+        return [_one(each, at) for at, each in enumerate(items)]
+
+
+def _one(given: str | list[str], at: int) -> str | TextPair:
+    match given:
+        case str() | [str()]:
+            text = given if isinstance(given, str) else given[0]
+            if not text:
+                raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+            return text
+        case [first, second]:
+            return first, second
+        case _:
+            raise WrongType(f"'input[{at}]' must be a text or a pair of texts.", param="input")

@@ -1,0 +1,129 @@
+"""POST /pooling of vLLM: what a model makes of texts, whatever that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidValue, ModelNotFound, ModelNotReady, Unsupported
+from shoal.http.json import decoder
+from shoal.http.request import Body, Reply, Request
+from shoal.surfaces.shared import (
+    default_models,
+    input_parsing,
+    matrices,
+    truncation,
+    vector_encoding,
+    vector_kinds,
+)
+from shoal.surfaces.shared.task_runs import run_task
+from shoal.surfaces.vllm import score_replies
+from shoal.surfaces.vllm.wire import PoolingRequest
+from shoal.types import Array, Classify, Embed, Result, TaskKind, TextItem, TextPair, VectorKind
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
+
+
+class Pooling:
+    def __init__(self, gateway: Gateway, limit: int) -> None:
+        self._gateway = gateway
+        self._limit = limit
+        self._decode = decoder.Decoder(PoolingRequest, "scoring", "input", limit)
+
+    async def __call__(self, request: Request) -> Reply:
+        asked = await self._decode.in_turns(request.body)
+        inputs = input_parsing.texts_of(asked.input, self._limit)
+        card = await self._card(request, asked)
+        result: Result
+        if asked.task == "classify" or (asked.task is None and not _embeds(card)):
+            result = await run_task(self._gateway, request, _classify(asked, card, inputs))
+            rows: Array = result.scores
+            token_rows: list[Array] = []
+        else:
+            result = await run_task(self._gateway, request, _embed(asked, card, inputs))
+            rows, token_rows = result.vectors, result.token_vectors or result.multi_vectors
+            matrices.check_matrices(token_rows, "input")
+        base64 = asked.encoding_format == "base64"
+        body = await (_of_tokens(token_rows, base64=base64) if token_rows else _of_rows(rows, base64=base64))
+        return score_replies.reply(request, "pool", card.name, body, result)
+
+    async def _card(self, request: Request, asked: PoolingRequest) -> ModelCard:
+        """By name, else the default for the task; without a task for vectors, and for scores where nothing embeds."""
+        default: TaskKind = "classify" if asked.task == "classify" else "embed"
+        try:
+            return await default_models.find_default(self._gateway, request, asked.model, default)
+        except (ModelNotFound, ModelNotReady):
+            if asked.model or asked.task is not None:
+                raise
+        return await default_models.find_default(self._gateway, request, None, "classify")
+
+
+def _embeds(card: ModelCard) -> bool:
+    return card.facts is None or "embed" in card.facts.tasks
+
+
+def _classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Classify:
+    texts: list[str | TextPair] = [each for each in inputs if isinstance(each, str)]
+    if len(texts) != len(inputs):
+        raise InvalidValue("Token ids cannot be classified; send texts.", param="input")
+    truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+    return Classify(
+        model=card.name,
+        inputs=texts,
+        raw_scores=asked.use_activation is False,
+        truncate=truncate,
+        truncation_direction=direction,
+    )
+
+
+def _embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
+    truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+    kind = _kind(asked, card)
+    task = Embed(
+        model=card.name,
+        inputs=inputs,
+        truncate=truncate,
+        truncation_direction=direction,
+        normalize=asked.use_activation is not False,
+        dimensions=asked.dimensions,
+        outputs=(kind,),
+    )
+    if kind == "multi":
+        vector_kinds.check_late_interaction(task, "use_activation")
+    elif kind == "tokens" and asked.dimensions is not None:
+        raise Unsupported("'dimensions' is not for vectors of tokens: leave it out.", param="dimensions")
+    if kind != "dense":
+        matrices.check_inputs(card, inputs, "input")
+    return task
+
+
+def _kind(asked: PoolingRequest, card: ModelCard) -> VectorKind:
+    if asked.task != "token_embed":
+        return vector_kinds.main_kind(card)
+    return "multi" if card.facts is not None and "multi" in card.facts.vectors else "tokens"
+
+
+async def _of_rows(rows: Array, *, base64: bool) -> Body:
+    def entry(index: int, row: Array) -> bytes:
+        data = b'"%b"' % vector_encoding.base64(row) if base64 else vector_encoding.numbers(row)
+        return _head(index) + data + b"}"
+
+    return await vector_encoding.joined(vector_encoding.contiguous(rows), entry, b"[", b"]")
+
+
+async def _of_tokens(token_rows: list[Array], *, base64: bool) -> Body:
+    if not base64:
+        return [b"[", *await matrices.entries(token_rows, _head), b"]"]
+
+    def some(start: int, stop: int) -> bytes:
+        made = [
+            _head(at) + b'"%b"}' % vector_encoding.base64(matrices.taken(token_rows, at)) for at in range(start, stop)
+        ]
+        return b"[" + b",".join(made) + b"]"
+
+    return await vector_encoding.array_of(len(token_rows), some, 8)
+
+
+def _head(index: int) -> bytes:
+    return b'{"index":%d,"object":"pooling","data":' % index

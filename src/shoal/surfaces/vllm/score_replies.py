@@ -1,0 +1,37 @@
+"""How vLLM's pooling routes tell what they found: one envelope around all of them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shoal.http.request import JSON, Body, Reply, Request
+from shoal.surfaces.shared import batch_headers, ranking
+from shoal.types import Result
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+
+def labels(gateway: Gateway, model: str) -> tuple[str, ...]:
+    """Of a model that just classified, in the order of its scores."""
+    facts = gateway.model(model).facts
+    return facts.labels if facts is not None else ()
+
+
+def reply(request: Request, prefix: str, model: str, listed: Body, result: Result, kind: str = "list") -> Reply:
+    """`listed` is the JSON array of the entries, `kind` the value of `object`. The id is the request's own, which the
+    log has, behind `prefix`."""
+    head = {"id": f"{prefix}-{request.id}", "object": kind, "created": int(time.time()), "model": model}
+    body = ranking.between(ranking.opened(head, "data"), listed, ranking.closed({"usage": _usage(result)}))
+    return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    total = sum(result.tokens)
+    return {
+        "prompt_tokens": total,
+        "total_tokens": total,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }

@@ -1,0 +1,89 @@
+"""Starts of one server with four different models, which load side by side: how many get ready, die, or hang."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tests.integration.server_kit import LISTENING, environment
+from tests.unit.models.checkpoints import checkpoint
+from tests.unit.models.classifiers import classifier
+from tests.unit.models.head_checkpoints import splade
+
+PATIENCE_S = 300.0
+"""A start takes some seconds, and minutes on a busy machine; a deadlock has no end."""
+
+Ending = Literal["ready", "died", "hung", "hung on the way down"]
+
+
+class Start(NamedTuple):
+    ending: Ending
+    seconds: float
+    log: str
+
+
+def tiny_models(folder: Path) -> list[str]:
+    """Addresses of three models of different kinds: they share no code of a graph, and each takes milliseconds."""
+    return [
+        f"embedder=file:{checkpoint(folder / 'embedder')}",
+        f"classifier=file:{classifier(folder / 'classifier', 'roberta')}",
+        f"splade=file:{splade(folder / 'splade')}",
+    ]
+
+
+def start(addresses: list[str], home: Path) -> Start:
+    """Start a server, wait until all of its models are ready, and end it. The log of one that hangs ends with where
+    each of its threads is."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal", "serve", *addresses, "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=environment({"SHOAL_HOME": str(home), "PYTHONFAULTHANDLER": "1"}),
+        )
+        try:
+            ending = _watch(process, log.fileno(), began)
+            if process.returncode is None:
+                process.send_signal(signal.SIGABRT)
+                process.wait(10)
+        finally:
+            process.kill()
+            process.wait()
+        took = time.monotonic() - began
+        log.seek(0)
+        return Start(ending, took, log.read().decode(errors="replace"))
+
+
+def _watch(process: subprocess.Popen[bytes], log: int, began: float) -> Ending:
+    while not _ready(log):
+        if process.poll() is not None:
+            return "died"
+        if time.monotonic() - began > PATIENCE_S:
+            return "hung"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    try:
+        return "ready" if process.wait(PATIENCE_S) == 0 else "died"
+    except subprocess.TimeoutExpired:
+        return "hung on the way down"
+
+
+def _ready(log: int) -> bool:
+    found = re.search(LISTENING, Path(f"/proc/self/fd/{log}").read_text())
+    if found is None:
+        return False
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/health/ready", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

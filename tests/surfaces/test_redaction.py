@@ -1,0 +1,115 @@
+"""The address of a server behind reaches no client: not in an error of any kind on any surface, nor in a list."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from shoal import errors
+from shoal.errors import BackendError, CapacityError, RequestError, SetupError, ShoalError
+from shoal.http.redaction import redacted, redacted_error
+from shoal.surfaces import SURFACES, Options
+from tests.surfaces.talk_kit import Talker, talking
+
+PLACES = [
+    "triton://10.0.0.5:8001#model",
+    "tritons://triton.internal:8001",
+    "tei+http://tei.internal:8080",
+    "openai+https://llm.internal/v1#org/name",
+    "http://llm.internal:8000/v1",
+    "10.0.0.5:8001",
+    "10.0.0.5",
+    "name=llm.internal",
+    "llm.internal:8000",
+    "localhost:9000",
+    "[fd00::5]:8001",
+    "ipv4:10.0.0.5:8001",
+    "ipv6:%5Bfd00::5%5D:8001",
+    "Cannot connect to host llm.internal:8000 ssl:default [Connect call failed ('10.0.0.5', 8000)]",
+    "DNS resolution failed for llm.internal:8001: C-ares status: qtype=A name=llm.internal is_balancer=0",
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.5:8001: connection refused",
+]
+SECRETS = ("10.0.0.5", "internal", "fd00::", "localhost:9", ":8001", ":8000", ", 8000")
+
+
+def kinds() -> Iterator[type[ShoalError]]:
+    for each in vars(errors).values():
+        # What an OpenAI-compatible server says itself is passed on.
+        if isinstance(each, type) and issubclass(each, BackendError | CapacityError | SetupError):
+            yield from () if each is errors.UpstreamRefused else (each,)
+
+
+def made(kind: type[ShoalError], message: str) -> ShoalError:
+    found = kind.__new__(kind)
+    ShoalError.__init__(found, message)
+    for name in ("file", "key"):
+        if not hasattr(found, name):
+            setattr(found, name, "")
+    return found
+
+
+def leaks(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret in text]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_form_of_an_address(place: str) -> None:
+    """As Shoal, aiohttp and gRPC write them, in the middle of a sentence and at its ends."""
+    for text in (f"the server at {place} cannot serve now: try again", place, f"({place})", f"{place}, {place}."):
+        assert not leaks(redacted(text)), redacted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the model 'llama3.2:1b' is not served: there are all-MiniLM-L6-v2 and org/name:Q4_K_M",
+        "the input has 600 tokens, the model takes at most 512; shorten it, or let it be cut (truncate)",
+        "hf:org/name@main asks for torch 2.4.1: pip install 'shoal[torch]'",
+    ],
+)
+def test_what_is_none_stays(text: str) -> None:
+    """Names of models, numbers and versions."""
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda each: each.__name__)
+def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The words around the address stay, and the log has all of them."""
+    render = surface(Options()).render_error
+    with caplog.at_level(logging.WARNING, "shoal.http"):
+        for kind, place in product(kinds(), PLACES):
+            message = f"the server at {place} cannot serve now"
+            status, headers, body = render(redacted_error(made(kind, message), "req_1"))
+            assert status >= 400
+            assert not leaks(body.decode() + str(headers)), body
+            assert message in caplog.text
+
+
+def test_a_callers_own_words_stay() -> None:
+    """An address that the client sent, as that of a picture, is not hidden from it."""
+    error = RequestError("the picture at http://pictures.internal:8000/a.png cannot be read")
+    assert redacted_error(error, "req_1") is error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate"]
+)
+async def test_errors_of_a_generation(path: str, stream: bool) -> None:
+    """Before an answer and in the middle of it, in every dialect that streams."""
+    asked: dict[str, Any] = {"prompt": "a"}
+    if path.endswith(("chat", "chat/completions")):
+        asked = {"messages": [{"role": "user", "content": "a"}]}
+    elif path.endswith("responses"):
+        asked = {"input": "a"}
+    for after in (0, 2):
+        for place in PLACES:
+            error = errors.TransportFailed(f"the connection to {place} broke")
+            server = talking(Talker(error=error, fail_after=after))
+            answer = await server.call("POST", path, {**asked, "stream": stream, "model": server.model.name})
+            assert b"[address hidden]" in answer.body, answer.body
+            assert not leaks(answer.body.decode() + str(answer.headers))

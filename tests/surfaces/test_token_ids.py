@@ -1,0 +1,122 @@
+"""Token ids as the input of /v1/embeddings: taken where somebody knows whose they are, and said so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.surfaces.surface_kit import MODEL, Answer, Server, Told, serve
+
+ALIAS = "text-embedding-3-small"
+TABLE = {9906: "Hello", 1917: " world"}
+IDS = [9906, 1917]
+
+Install = Callable[[bool], None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """tiktoken as far as it is used; `cached` False: its table would have to be fetched. Without a call: not there."""
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+
+    def make(cached: bool) -> None:
+        def read_file(path: str) -> bytes:
+            pytest.fail("a request fetched a table")
+
+        class Encoding:
+            def decode(self, ids: list[int]) -> str:
+                return "".join(TABLE[each] for each in ids)
+
+        def get_encoding(name: str) -> Encoding:
+            assert name == "cl100k_base"
+            if not cached:
+                load.read_file("somewhere")
+            return Encoding()
+
+        load: Any = ModuleType("tiktoken.load")
+        load.read_file = read_file
+        module: Any = ModuleType("tiktoken")
+        module.get_encoding, module.load = get_encoding, load
+        monkeypatch.setitem(sys.modules, "tiktoken", module)
+        monkeypatch.setitem(sys.modules, "tiktoken.load", load)
+
+    return make
+
+
+async def ask(server: Server, given: Any, model: str = MODEL) -> Answer:
+    return await server.call("POST", "/v1/embeddings", {"model": model, "input": given})
+
+
+def aliased(**options: Any) -> Server:
+    """A model that is served under a name of OpenAI's as well."""
+    return serve(aliases=(ALIAS,), **options)
+
+
+@pytest.mark.parametrize("given", [IDS, [IDS], [IDS, [9906]]])
+async def test_they_are_refused_unless_somebody_says_whose_they_are(given: list[Any]) -> None:
+    """A wrong vector shows nothing; the refusal says what to send, and what the operator can do."""
+    server = serve()
+    answer = await ask(server, given)
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, "input")
+    assert "check_embedding_ctx_length=False" in error["message"]
+    assert "token_ids" in error["message"]
+    assert not server.runner.tasks
+
+
+async def test_texts_are_no_matter_of_it() -> None:
+    answer = await ask(serve(), ["one", "two"])
+    assert answer.status == 200
+    assert "x-shoal-token-ids" not in answer.headers
+
+
+async def test_the_operator_may_accept_them() -> None:
+    """As the model's own, exactly as given; the answer says so."""
+    server = serve(token_ids="accept")
+    answer = await ask(server, [IDS, [101]])
+    assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
+    assert server.runner.tasks[0].inputs == [IDS, [101]]
+
+
+async def test_a_server_of_that_api_knows_its_own() -> None:
+    """What is behind has the tokenizer that its clients use."""
+    server = serve(Told(facts=replace(Told().facts, backend="openai")))
+    answer = await ask(server, IDS)
+    assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
+
+
+@pytest.mark.parametrize("policy", ["accept", "refuse"])
+async def test_under_a_name_of_openai_s_they_become_texts(install: Install, policy: str) -> None:
+    """Its clients make ids with its table, whatever is served by that name; usage counts what the model read."""
+    install(True)
+    server = aliased(token_ids=policy)
+    answer = await ask(server, [IDS, [9906]], ALIAS)
+    assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "decoded")
+    assert server.runner.tasks[0].inputs == ["Hello world", "Hello"]
+    assert answer.json()["data"] == (await ask(server, ["Hello world", "Hello"], ALIAS)).json()["data"]
+
+
+@pytest.mark.parametrize("cached", [None, False])
+@pytest.mark.parametrize("policy", ["accept", "refuse"])
+async def test_without_the_table_such_ids_are_refused(install: Install, cached: bool | None, policy: str) -> None:
+    """Nothing is fetched for a request, and tiktoken can fetch again afterwards."""
+    if cached is not None:
+        install(cached)
+        fetch = sys.modules["tiktoken.load"].read_file
+    answer = await ask(aliased(token_ids=policy), IDS, ALIAS)
+    assert answer.status == 400
+    assert "the table cl100k_base, which is not on this machine" in answer.json()["error"]["message"]
+    if cached is not None:
+        assert sys.modules["tiktoken.load"].read_file is fetch
+
+
+async def test_an_id_that_the_table_does_not_have(install: Install) -> None:
+    install(True)
+    answer = await ask(aliased(), [9906, 5], ALIAS)
+    assert answer.status == 400
+    assert "a token id that the table cl100k_base does not have" in answer.json()["error"]["message"]

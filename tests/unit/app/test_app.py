@@ -1,0 +1,330 @@
+"""The composition root over scripted models: how they come up, fail and go away."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import shoal.backends.local.open
+from shoal.app import App, open_app
+from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.backends.local.open import open_local
+from shoal.config import Loaded, load
+from shoal.config.settings import Settings
+from shoal.core.protocols import Runner
+from shoal.errors import (
+    AddressError,
+    ConfigError,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    SourceError,
+)
+from shoal.models.address import Address
+from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.store import Stored
+from shoal.types import Context, Embed, Generate
+from tests.unit.core.conftest import gathered
+
+LOCAL = "slow=hf:org/slow"
+
+
+async def settings(tmp_path: Path, toml: str = "", **flags: Any) -> Loaded:
+    file = tmp_path / "shoal.toml"
+    file.write_text(toml)
+    return await asyncio.to_thread(load, flags, {}, file)
+
+
+@pytest.fixture
+def loaded() -> Loaded:
+    return load({}, {})
+
+
+@asynccontextmanager
+async def opened(loaded: Loaded, *served: str) -> AsyncIterator[App]:
+    async with open_app(loaded, served) as app:
+        await app.wait_loaded()
+        yield app
+
+
+def soon() -> Context:
+    return Context(id="r", deadline=time.monotonic() + 10, client="c")
+
+
+def states(app: App) -> dict[str, str]:
+    return {card.name: card.state for card in app.gateway.models()}
+
+
+async def vector(app: App, model: str, text: str) -> Any:
+    answer = await app.gateway.run(Embed(model=model, inputs=[text], normalize=False), soon())
+    return answer.vectors[0]
+
+
+async def at_hand(*args: Any) -> Any:
+    """Files that need not be fetched."""
+    return SimpleNamespace(size=0, manifest=SimpleNamespace(created=0, generation=None, image=None))
+
+
+def opening(
+    monkeypatch: pytest.MonkeyPatch,
+    open_: Callable[..., Awaitable[Any]],
+    prepared: Callable[..., Awaitable[Any]] = at_hand,
+) -> None:
+    """Stand in for what a local model goes through: its files, then its engines."""
+    monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+    monkeypatch.setattr(shoal.backends.local.open, "open_local", open_)
+
+
+async def test_fake_models_embed_and_generate(loaded: Loaded) -> None:
+    """Each by its own script; ready when all are, and the first one is the default."""
+    async with opened(loaded, "a=fake:dimension=8", "b=fake:dimension=16") as app:
+        assert app.gateway.ready()
+        assert np.array_equal(await vector(app, "a", "x y"), vector_of(tokens_of("x y"), 8))
+        assert np.array_equal(await vector(app, "b", "x y"), vector_of(tokens_of("x y"), 16))
+        assert len(await vector(app, "", "x y")) == 8
+        chunks = app.gateway.stream(Generate(model="b", prompts=["x y"]), soon())
+        assert "".join([chunk.text async for chunk in chunks]) == "x y"
+        assert app.gateway.models()[0].facts is not None
+
+
+async def test_a_models_replicas_share_its_work(loaded: Loaded) -> None:
+    """Two addresses under one name are one model with two replicas."""
+    async with opened(loaded, "two=fake:delay_ms=1000,fake:delay_ms=1000") as app:
+        first = asyncio.create_task(app.gateway.run(Embed(model="two", inputs=["a"]), soon()))
+        await asyncio.sleep(0.01)
+        second = await app.gateway.run(Embed(model="two", inputs=["b"]), soon())
+        assert {(await first).facts.replica, second.facts.replica} == {"fake-0", "fake-1"}
+
+
+async def test_a_model_that_fails_takes_nobody_down(loaded: Loaded) -> None:
+    """An option that fake does not know: that model says why, the other serves, readiness is off."""
+    async with opened(loaded, "bad=fake:speed=5", "good=fake:") as app:
+        assert states(app) == {"bad": "failed", "good": "ready"}
+        assert "unknown option 'speed'" in str(app.gateway.model("bad").error)
+        assert len(await vector(app, "good", "x")) == 32
+        with pytest.raises(ModelFailed, match="unknown option 'speed'"):
+            await vector(app, "bad", "x")
+        assert not app.gateway.ready()
+
+
+async def test_a_bug_while_loading_is_that_models_failure(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw becomes its state, named; errors meant for the operator keep their words."""
+
+    async def broken(name: str, *args: Any, **named: Any) -> Any:
+        raise ZeroDivisionError("by hand")
+
+    async def prepared(address: Address, *args: Any) -> Any:
+        if address.target == "org/gone":
+            raise SourceError("the hub is away")
+        return await at_hand()
+
+    opening(monkeypatch, broken, prepared)
+    async with opened(loaded, LOCAL, "gone=hf:org/gone", "good=fake:") as app:
+        assert states(app) == {"slow": "failed", "gone": "failed", "good": "ready"}
+        assert "by hand" in str(app.gateway.model("slow").error)
+        assert app.gateway.model("gone").error == "the hub is away"
+
+
+async def test_kinds_of_replicas_do_not_mix(loaded: Loaded) -> None:
+    """A scripted model beside a real one under one name would answer two kinds of vectors."""
+    async with opened(loaded, "x=fake:,hf:org/real") as app:
+        assert "must be of one kind, not fake, hf" in str(app.gateway.model("x").error)
+
+
+async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:
+    """Of the file, by the model's name; a table of a model that is not served says nothing."""
+    toml = """
+        [models."b"]
+        aliases = ["bee", "text-embedding-3-small"]
+        default_for = ["embed"]
+        [models."elsewhere"]
+        aliases = ["nobody"]
+    """
+    async with opened(await settings(tmp_path, toml), "a=fake:dimension=8", "b=fake:dimension=16") as app:
+        for name in ("", "b", "bee", "text-embedding-3-small"):
+            assert app.gateway.model(name).name == "b"
+        assert app.gateway.registry.find("", "generate").name == "a"
+        assert app.gateway.model("b").aliases == ("bee", "text-embedding-3-small")
+        assert [card.name for card in app.gateway.models()] == ["a", "b"]
+
+
+async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
+    """A table's override holds for that model alone."""
+    toml = '[models."small"]\nmax_batch_size = 1\n'
+    async with opened(await settings(tmp_path, toml), "small=fake:delay_ms=5", "large=fake:delay_ms=5") as app:
+        for name, size in (("small", 1), ("large", 3)):
+            answer = await app.gateway.run(Embed(model=name, inputs=["a", "b", "c"]), soon())
+            assert answer.facts.size == size
+
+
+@pytest.mark.parametrize(
+    ("served", "error"),
+    [
+        (["a=fake:", "a=fake:"], AddressError),
+        (["fake:", "fake:slots=2"], AddressError),
+        (["load=fake:"], AddressError),
+        (["tei+http://a,tei+http://b"], ConfigError),
+    ],
+)
+async def test_what_can_be_seen_without_loading_is_raised(
+    loaded: Loaded, served: Sequence[str], error: type[Exception]
+) -> None:
+    """A name served twice or reserved, and replicas without a name, end the start."""
+    with pytest.raises(error):
+        async with open_app(loaded, served):
+            raise AssertionError("it must not open")
+
+
+async def test_the_default_model_has_its_short_name_unless_it_was_named(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Served without arguments it answers to its alias; under names of one's own it may be served twice."""
+
+    async def away(*args: Any) -> Any:
+        raise SourceError("not here")
+
+    opening(monkeypatch, away)
+    async with opened(loaded) as app:
+        assert app.gateway.model("all-MiniLM-L6-v2").name == "sentence-transformers/all-MiniLM-L6-v2"
+    async with opened(loaded, f"a={DEFAULT_MODEL}", f"b={DEFAULT_MODEL}") as app:
+        assert [card.aliases for card in app.gateway.models()] == [(), ()]
+
+
+async def test_a_loading_model_says_so_and_closing_stops_it(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it loads its requests are ModelNotReady, the others are served; leaving cancels the load."""
+    begun, cancelled = asyncio.Event(), False
+
+    async def endless(*args: Any, **named: Any) -> Any:
+        nonlocal cancelled
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    opening(monkeypatch, endless)
+    async with open_app(loaded, [LOCAL, "good=fake:"]) as app:
+        await begun.wait()
+        await asyncio.sleep(0)
+        assert states(app) == {"slow": "loading", "good": "ready"}
+        with pytest.raises(ModelNotReady, match="is loading") as caught:
+            await vector(app, "slow", "x")
+        assert caught.value.retry_after
+        assert len(await vector(app, "good", "x")) == 32
+        assert not app.gateway.ready()
+    assert cancelled
+
+
+async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After load_timeout_s the model has failed, by that setting's name."""
+
+    async def endless(*args: Any, **named: Any) -> Any:
+        await asyncio.Event().wait()
+
+    opening(monkeypatch, endless)
+    async with opened(await settings(tmp_path, load_timeout_s=0.05), LOCAL) as app:
+        assert states(app) == {"slow": "failed"}
+        assert "load_timeout_s" in str(app.gateway.model("slow").error)
+
+
+async def test_leaving_ends_what_is_under_way(loaded: Loaded) -> None:
+    """A request in flight is answered with a retryable error, and every runner is closed, also after one that fails."""
+
+    class Stubborn:
+        """Delegates, but fails to close."""
+
+        def __init__(self, runner: Runner) -> None:
+            self._runner = runner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._runner, name)
+
+        async def aclose(self) -> None:
+            raise OSError("stuck")
+
+    runners: list[Runner | None] = []
+    with pytest.raises(OSError, match="stuck"):
+        async with opened(loaded, "a=fake:delay_ms=9000", "b=fake:", "c=fake:") as app:
+            call = asyncio.create_task(app.gateway.run(Embed(model="a", inputs=["x"]), soon()))
+            await asyncio.sleep(0.01)
+            middle = app.gateway.registry.find("b")
+            middle.runner = cast(Runner, Stubborn(cast(Runner, middle.runner)))
+            runners = [app.gateway.registry.find(name).runner for name in "ac"]
+    (outcome,) = await gathered(call)
+    assert getattr(outcome, "kind", None) == "unavailable"
+    assert [runner.ready() for runner in runners if runner is not None] == [False, False]
+
+
+async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models under one name would mix two spaces in one index: refused before an engine is opened."""
+    stored = iter(["one", "other"])
+    monkeypatch.setattr(
+        shoal.backends.local.open,
+        "prepare_local",
+        lambda *args, **options: cast(Stored, SimpleNamespace(space=next(stored))),
+    )
+    monkeypatch.setattr(shoal.backends.local.open, "space_of", lambda one: one.space)
+    addresses = [Address(scheme="hf", target="org/one"), Address(scheme="hf", target="org/other")]
+    with pytest.raises(AddressError, match=r"x: .*same weights.*name of its own"):
+        await open_local("x", addresses, Settings(home=str(tmp_path)))
+
+
+async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
+    """It answers, is ready, and says what to do; models come by API."""
+    table = '[models."small"]\nbackends = ["fake:dimension=8"]\n'
+    async with opened(await settings(tmp_path, table, default_model=False)) as app:
+        assert (states(app), app.gateway.ready()) == ({}, True)
+        with pytest.raises(ModelNotFound, match="no model is served: start one"):
+            await vector(app, "", "x")
+        assert app.gateway.lifecycle is not None
+        await app.gateway.lifecycle.load("small").wait()
+        assert len(await vector(app, "", "x")) == 8
+
+
+async def test_a_failed_load_by_api_is_told_and_tried_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files first, then engines: what the first step raises, the second never sees."""
+    opened_: list[str] = []
+
+    async def prepared(*args: Any) -> Any:
+        raise SourceError("the hub is away")
+
+    async def open_(name: str, *args: Any) -> Any:
+        opened_.append(name)
+        raise AssertionError("it has no files")
+
+    opening(monkeypatch, open_, prepared)
+    async with opened(loaded, "fake:") as app:
+        assert app.gateway.lifecycle is not None
+        for _ in range(2):
+            with pytest.raises(SourceError, match="the hub is away"):
+                await app.gateway.lifecycle.load("org/slow").wait()
+        assert states(app) == {"fake": "ready"}
+        assert not opened_
+
+
+def test_without_triton_nothing_of_it_is_imported() -> None:
+    """gRPC takes a fifth of a second and 20 MB."""
+    code = """
+import asyncio, sys
+from shoal.app import open_app
+from shoal.config import load
+
+async def main():
+    async with open_app(load({}, {}), ["fake:"]) as app:
+        await app.wait_loaded()
+    assert not [name for name in sys.modules if name.split(".")[0] in ("grpc", "google")], "imported"
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

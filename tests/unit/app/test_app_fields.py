@@ -1,0 +1,117 @@
+"""Fields that other servers of a dialect know, over every route that takes them: they work or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+import pytest
+
+from shoal.app import App, open_app
+from shoal.config import load
+from shoal.core.generation.sampling import ELSEWHERE
+from shoal.http.json.unsupported import KNOWN
+from shoal.surfaces.ollama.tasks import OFF
+from tests.surfaces.surface_kit import Answer, Exchange, request_scope
+
+SAID = [{"role": "user", "content": "one two"}]
+GENERATION: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "fake", "messages": SAID},
+    "/v1/completions": {"model": "fake", "prompt": "one two"},
+    "/v1/responses": {"model": "fake", "input": "one two"},
+}
+OLLAMA: dict[str, dict[str, Any]] = {
+    "/api/chat": {"model": "fake", "messages": SAID, "stream": False},
+    "/api/generate": {"model": "fake", "prompt": "one two", "stream": False},
+}
+OTHERS: dict[str, dict[str, dict[str, Any]]] = {
+    "openai": {"/v1/embeddings": {"model": "fake", "input": "one"}, "/embeddings": {"model": "fake", "input": "one"}},
+    "rerank": {
+        "/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
+        "/v1/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
+    },
+    "scoring": {
+        "/score": {"model": "ranker", "text_1": "q", "text_2": "a"},
+        "/classify": {"model": "ranker", "input": ["a"]},
+        "/pooling": {"model": "fake", "input": ["a"]},
+    },
+    "cohere": {
+        "/v2/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
+        "/v2/embed": {"model": "fake", "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]},
+        "/v1/embed": {"model": "fake", "texts": ["a"]},
+    },
+}
+SOMETHING: Mapping[str, Any] = {"truncation_direction": "left", "truncation_side": "left", "add_special_tokens": False}
+"""Values that ask for something, of fields that some route has with a type; of others any text does."""
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[App]:
+    async with open_app(load({}, {}), ["fake:", "ranker=fake:labels=1"]) as made:
+        await made.wait_loaded()
+        yield made
+
+
+async def post(app: App, path: str, body: dict[str, Any]) -> Answer:
+    exchange = Exchange([orjson.dumps(body)])
+    sent = {"host": "127.0.0.1:8080", "content-type": "application/json"}
+    await app.asgi(request_scope("POST", path, sent), exchange.receive, exchange.send)
+    return exchange.answer()
+
+
+def refused(answer: Answer, name: str) -> None:
+    assert 400 <= answer.status < 500, (name, answer.body)
+    assert name in answer.body.decode(), answer.body
+
+
+@pytest.mark.parametrize("path", GENERATION)
+async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
+    """Each is refused by name, unless its value asks for nothing; what nobody knows is ignored."""
+    for name, neutral in ELSEWHERE.items():
+        refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
+        for value in (None, *neutral):
+            answer = await post(app, path, {**GENERATION[path], name: value})
+            assert answer.status == 200, (name, value, answer.body)
+    assert (await post(app, path, {**GENERATION[path], "made_up": 5})).status == 200
+
+
+@pytest.mark.parametrize("path", OLLAMA)
+async def test_options_of_ollama(app: App, path: str) -> None:
+    """Those that it knows and no model here has are refused, unless they are off."""
+    for name, off in OFF.items():
+        refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), f"options.{name}")
+        assert (await post(app, path, {**OLLAMA[path], "options": {name: off}})).status == 200
+    assert (await post(app, path, {**OLLAMA[path], "options": {"num_ctx": 4096, "made_up": 1}})).status == 200
+
+
+@pytest.mark.parametrize("dialect", KNOWN)
+async def test_fields_of_other_servers(app: App, dialect: str) -> None:
+    """On each route that its type does not have them on; null, and what asks for nothing, is not refused."""
+    for path, body in OTHERS[dialect].items():
+        assert (await post(app, path, {**body, "made_up": 5})).status == 200
+        for name, neutral in KNOWN[dialect].items():
+            answer = await post(app, path, {**body, name: SOMETHING.get(name, "something")})
+            if answer.status != 200:  # else it works: tests of the route itself say how
+                refused(answer, name)
+            else:
+                assert name in ("truncation_direction", "truncation_side"), (path, name)
+            for value in (None, *neutral):
+                answer = await post(app, path, {**body, name: value})
+                assert answer.status == 200, (path, name, value, answer.body)
+
+
+async def test_every_table_has_its_routes() -> None:
+    assert KNOWN.keys() == OTHERS.keys()
+
+
+async def test_the_end_that_is_cut_goes_by_both_names(app: App) -> None:
+    """vLLM's and TEI's; two that contradict each other are refused."""
+    body = {"model": "fake", "input": " ".join(f"w{number}" for number in range(600))}
+    left = await post(app, "/v1/embeddings", {**body, "truncation_direction": "left"})
+    assert (
+        left.json()["data"] == (await post(app, "/v1/embeddings", {**body, "truncation_side": "left"})).json()["data"]
+    )
+    assert left.json()["data"] != (await post(app, "/v1/embeddings", body)).json()["data"]
+    both = {"truncation_direction": "left", "truncation_side": "right"}
+    assert (await post(app, "/v1/embeddings", {**body, **both})).status == 400

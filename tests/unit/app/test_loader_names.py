@@ -1,0 +1,132 @@
+"""What each name that a client or the command line gives means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.app.loader import ModelLoader
+from shoal.backends import parse_served
+from shoal.core.lifecycle.lifecycle import LoadOptions
+from shoal.core.threads import Threads
+from shoal.errors import ConfigError
+from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.store import Store
+from tests.unit.app.test_loader import TABLES, loader_of, refusal, settled
+from tests.unit.backends.triton.open.kit import stored_model
+
+Make = Callable[..., ModelLoader]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    threads = Threads("prepare", 1)
+
+    def made(*, tables: str = TABLES, **flags: Any) -> ModelLoader:
+        return loader_of(settled(tmp_path, tmp_path / "home", tables, flags), threads)
+
+    yield made
+    threads.close()
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "expected", "source"),
+        [
+            ("org/name", "org/name", "hf:org/name"),
+            ("org/name@v2", "org/name", "hf:org/name@v2"),
+            ("hf:org/name", "org/name", "hf:org/name"),
+            ("name", "name", "hf:name"),
+            ("pypi:Some_Model==1.0", "some-model", "pypi:some-model==1.0"),
+            ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2", DEFAULT_MODEL),
+            ("twins", "twins", "fake:dimension=8,fake:dimension=8"),
+            ("far", "far", "triton://gpu1#m"),
+        ],
+    )
+    def test_what_a_client_may_name(self, make: Make, name: str, expected: str, source: str) -> None:
+        plan = make().resolve(name, LoadOptions())
+        assert (plan.name, plan.source) == (expected, source)
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("", "cannot name a model"),
+            ("../etc", "cannot name a model"),
+            ("a/b/c", "cannot name a model"),
+            ("load", "reserved"),
+            ("hf:load", "reserved"),
+            ("ftp:x", "not a scheme"),
+            ("org/name@..", "not a revision"),
+            ("file:/etc", "for the operator alone: `shoal serve file:/etc`, or `backends` of a model in shoal.toml"),
+            ("triton://gpu1#m", "for the operator alone"),
+            ("tei+http://host#m", "for the operator alone"),
+            ("openai+http://host/v1#m", "for the operator alone"),
+            ("fake:labels=30000000", "for the operator alone"),
+            ("fake", "for the operator alone"),
+            ("fake:#second", "for the operator alone"),
+        ],
+    )
+    def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:
+        """InvalidValue, also for what would be an AddressError on the command line."""
+        error = refusal(lambda: make().resolve(name, LoadOptions()))
+        assert words in error.message
+        assert error.param == "model"
+
+    def test_what_was_named_before_is_meant_again(self, make: Make) -> None:
+        """Whatever its address: the operator's name stands for it."""
+        loader = make()
+        loader.plan(parse_served("mine=file:/models/x"))
+        assert loader.resolve("mine", LoadOptions()).source == "file:/models/x"
+
+    def test_tables_say_more(self, make: Make) -> None:
+        plan = make(load_timeout_s=7.0).resolve("twins", LoadOptions())
+        assert (plan.aliases, plan.default_for, plan.timeout_s) == (("t",), ("embed",), 7.0)
+        assert (plan.backend, plan.options) == ("fake", LoadOptions())
+
+    def test_the_default_model_keeps_its_short_name(self, make: Make) -> None:
+        """Under its own name alone."""
+        loader = make()
+        assert loader.plan(parse_served(DEFAULT_MODEL)).aliases == ("all-MiniLM-L6-v2",)
+        assert loader.plan(parse_served(f"mine={DEFAULT_MODEL}")).aliases == ()
+        assert loader.resolve("all-MiniLM-L6-v2", LoadOptions()).aliases == ("all-MiniLM-L6-v2",)
+
+
+class TestPlans:
+    def test_a_start_waits_for_other_servers_for_ever(self, make: Make) -> None:
+        """A load by API does not, except of a model that was named so at the start."""
+        loader = make()
+        assert loader.resolve("far", LoadOptions()).timeout_s == 600.0
+        assert loader.plan(parse_served("far=triton://gpu1#m")).timeout_s == 0.0
+        assert loader.resolve("far", LoadOptions()).timeout_s == 0.0
+        assert loader.plan(parse_served("org/name")).timeout_s == 600.0
+
+    def test_a_server_of_one_model_needs_no_more_than_a_name(self, make: Make) -> None:
+        plan = make().plan(parse_served("x=tei+http://a,tei+https://b:8080"))
+        assert (plan.name, plan.backend, plan.timeout_s) == ("x", "tei", 0.0)
+        assert plan.source == "tei+http://a,tei+https://b:8080"
+        assert make().resolve("upstream", LoadOptions()).backend == "tei"
+
+    def test_several_servers_need_a_model(self, make: Make) -> None:
+        """What each of them offers may differ."""
+        error = refusal(lambda: make().plan(parse_served("triton://a,triton://b")), ConfigError)
+        assert "NAME=triton://a#MODEL" in error.message
+        error = refusal(lambda: make().plan(parse_served("tei+http://a,tei+http://b")), ConfigError)
+        assert error.message.endswith("NAME=tei+http://a,...")
+
+
+@pytest.mark.parametrize("tabled", [False, True])
+async def test_the_files_of_a_pair_of_open_clip_s_names(make: Make, tmp_path: Path, tabled: bool) -> None:
+    """They are kept, and removed, as those of its repository; where a table gives the name to others, these stay."""
+    pair, repository = "ViT-B-32/laion2b_s34b_b79k", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+    table = f'[models."{pair}"]\nbackends = ["file:/models/own"]\n' if tabled else ""
+    loader = await asyncio.to_thread(make, tables=TABLES + table)
+    source = "file:/models/own" if tabled else f"hf:{repository}"
+    assert loader.resolve(pair, LoadOptions()).source == source
+    await asyncio.to_thread(stored_model, Store(tmp_path / "home"), f"hf:{repository}")
+    assert not await loader.remove("ViT-B-32/datacomp_xl_s13b_b90k")
+    assert await loader.remove(pair) is not tabled
+    assert await loader.remove(repository) is tabled

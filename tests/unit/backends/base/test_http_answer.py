@@ -1,0 +1,102 @@
+"""Answers of servers in words, and calls that failed below HTTP."""
+
+from __future__ import annotations
+
+import json
+from email.utils import formatdate
+from typing import Any
+
+import aiohttp
+import pytest
+
+from shoal.backends.base.http_answer import LONGEST_WORDS, Answer, Unreached, is_json, retry_after, transport_error
+from shoal.errors import TransportFailed
+
+WHERE = "http://gpu:8000/v1"
+
+
+def told(status: int, body: Any = None, **headers: str) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, {"content-type": "application/json", **named}, data)
+
+
+def openai(message: str, **more: Any) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None, **more}}
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            (openai("too\n long"), "too long"),
+            ({"error": "Unauthorized"}, "Unauthorized"),
+            ({"detail": "Not Found"}, "Not Found"),
+            ({"detail": [{"loc": ["body"], "msg": "field required"}]}, "field required"),
+            ({"message": "Input validation error", "code": 422}, "Input validation error"),
+            ({"error": {"code": 5}}, '{"code":5}'),
+            (b"plain text", "plain text"),
+            (b"", ""),
+            (b"x" * 1000, "x" * 400),
+        ],
+    )
+    def test_of_every_shape(self, body: Any, words: str) -> None:
+        assert told(400, body).words == words
+
+    @pytest.mark.parametrize("depth", [900, 3000])
+    def test_what_nests_too_deep_has_few(self, depth: int) -> None:
+        """It is no JSON that anybody could read, and no failure of the one who looks at it."""
+        answer = told(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
+        assert len(answer.words) <= LONGEST_WORDS
+        assert answer.json is (depth < 1000)
+
+    def test_a_page_has_none(self) -> None:
+        assert told(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").words == ""
+
+    @pytest.mark.parametrize(
+        ("kind", "json"),
+        [
+            ("application/json", True),
+            ("Application/JSON; charset=utf-8", True),
+            ("application/problem+json", True),
+            ("text/event-stream", False),
+            ("", False),
+        ],
+    )
+    def test_content_types(self, kind: str, json: bool) -> None:
+        assert is_json(kind) is json
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        ("headers", "seconds"),
+        [
+            ({"retry-after": "3"}, 3.0),
+            ({"retry-after": "0.25"}, 0.25),
+            ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+            ({"retry-after": formatdate(1_000_007, usegmt=True)}, 7.0),
+            ({"retry-after": formatdate(999_000, usegmt=True)}, 0.0),
+            ({"retry-after": "999999999"}, 3600.0),
+            ({"retry-after": "-3"}, None),
+            ({"retry-after": "nan"}, None),
+            ({"retry-after": "soon"}, None),
+            ({"retry-after": ""}, None),
+            ({}, None),
+        ],
+    )
+    def test_seconds_milliseconds_and_dates(self, headers: dict[str, str], seconds: float | None) -> None:
+        assert retry_after(headers, now=1_000_000.0) == seconds
+
+
+class TestTransport:
+    def test_nothing_was_read_where_nobody_was_reached(self) -> None:
+        reached = aiohttp.ConnectionTimeoutError("Connection timeout to host")
+        assert isinstance(transport_error(reached, WHERE), Unreached)
+
+    @pytest.mark.parametrize(
+        "error", [aiohttp.ServerDisconnectedError(), ConnectionResetError(), aiohttp.ClientPayloadError()]
+    )
+    def test_a_broken_connection_is_another_matter(self, error: Exception) -> None:
+        found = transport_error(error, WHERE)
+        assert type(found) is TransportFailed
+        assert "send the request again" in found.message

@@ -1,0 +1,242 @@
+"""Language models of this machine, from an address to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.backends import parse_address
+from shoal.backends.base.generation_options import generation_options
+from shoal.backends.genai import GenaiGenerator, open
+from shoal.backends.genai.open import kind_of
+from shoal.backends.local.open import prepared
+from shoal.config.settings import ModelTable, Settings
+from shoal.core.generation.runner import GenerationRunner
+from shoal.core.protocols import ChatPipeline, ModelFacts
+from shoal.core.threads import Threads
+from shoal.errors import AddressError, ConfigError, InvalidValue, MissingExtra, ModelFileError, TooLong
+from shoal.models.address import Address
+from shoal.models.manifest import GenerationSpec
+from shoal.models.store import Store, Stored
+from shoal.types import Chunk, Context, Generate, Guide, Message, Sampling
+from tests.unit.models.test_manifest import manifest
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+IR = FIXTURES / "tiny_llama_ir"
+GGUF = FIXTURES / "tiny_llama.gguf"
+Opened = tuple[ChatPipeline, GenaiGenerator, ModelFacts]
+
+installed = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs the 'llm' extra")
+
+
+async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> Opened:
+    """From an address, as a plan has it."""
+    return await open.open_llm(name, await prepared(address, settings), settings, table)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=str(tmp_path / "home"), precision="f32", threads=1, kv_cache_mb=4, offline=True)
+
+
+@pytest.fixture
+async def opened(settings: Settings) -> AsyncIterator[Opened]:
+    made = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
+    yield made
+    await made[1].aclose()
+
+
+def runner_of(opened: Opened, settings: Settings) -> GenerationRunner:
+    pipeline, generator, facts = opened
+    options = generation_options("tiny", settings, ModelTable(), generator.facts, Threads("test", 1))
+    return GenerationRunner(pipeline, [generator], facts, options)
+
+
+async def chunks(runner: GenerationRunner, task: Generate) -> list[Chunk]:
+    ctx = Context(id="test", deadline=time.monotonic() + 30)
+    return [chunk async for chunk in runner.stream(task, ctx)]
+
+
+def said(made: list[Chunk], index: int = 0) -> str:
+    return "".join(chunk.text for chunk in made if chunk.index == index)
+
+
+def asked(text: str = "Hello", **fields: Any) -> Generate:
+    sampling = Sampling(**({"max_tokens": 20, "temperature": 0.0, "ignore_eos": True} | fields))
+    return Generate(model="tiny", messages=[Message(role="user", content=text)], sampling=sampling)
+
+
+@installed
+class TestOpened:
+    async def test_facts(self, opened: Opened) -> None:
+        """What it is, where it is from, and what it can hold."""
+        _, generator, facts = opened
+        assert (facts.backend, facts.tasks, facts.id) == ("genai", ("generate",), "tiny_llama_ir")
+        assert (facts.context_tokens, facts.precision, facts.dimension) == (2048, "f32", None)
+        assert len(facts.space) == 16
+        assert facts.details["kv_cache_tokens"] == 8192
+        assert (facts.details["kv_cache_precision"], facts.details["dynamic_quantization"]) == ("f32", False)
+        assert facts.details["architecture"] == "LlamaForCausalLM"
+        assert facts.details["engine"].startswith("openvino-genai 20")
+        assert generator.ready()
+
+    async def test_a_conversation(self, opened: Opened, settings: Settings) -> None:
+        """Rendered by the model's own template, answered, counted; the same in pieces as at once."""
+        runner = runner_of(opened, settings)
+        made = await chunks(runner, asked("naïve 東京"))
+        at_once = await chunks(runner, msgspec.structs.replace(asked("naïve 東京"), stream=True))
+        assert said(made)
+        assert said(made) == said(at_once)
+        usage = made[-1].usage
+        assert usage is not None
+        assert usage.completion_tokens == 20
+        assert usage.prompt_tokens > 10
+        assert [chunk.finish_reason for chunk in made if chunk.finish_reason] == ["length"]
+
+    async def test_a_stop_text_ends_it(self, opened: Opened, settings: Settings) -> None:
+        """It is cut there, and the rest is not made."""
+        runner = runner_of(opened, settings)
+        whole = said(await chunks(runner, asked()))
+        stop = whole[6:9]
+        made = await chunks(runner, asked(stop=[stop], max_tokens=1500))
+        assert said(made) == whole[: whole.index(stop)]
+        assert [chunk.finish_reason for chunk in made if chunk.finish_reason] == ["stop"]
+        usage = made[-1].usage
+        assert usage is not None
+        assert usage.completion_tokens < 1000, "however busy the machine is"
+
+    async def test_several_choices(self, opened: Opened, settings: Settings) -> None:
+        """Side by side, each its own."""
+        task = msgspec.structs.replace(asked(temperature=1.5, seed=1), n=3)
+        made = await chunks(runner_of(opened, settings), task)
+        assert len({said(made, index) for index in range(3)}) == 3
+
+    async def test_a_form(self, opened: Opened, settings: Settings) -> None:
+        """Guided decoding comes through all layers, and so does what is wrong with a form."""
+        runner = runner_of(opened, settings)
+        made = await chunks(runner, asked(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
+        assert said(made) == "größe"
+        with pytest.raises(InvalidValue, match="form asked"):
+            await chunks(runner, asked(guide=Guide(kind="regex", value="(")))
+
+    async def test_prompts_that_are_too_long(self, opened: Opened, settings: Settings) -> None:
+        """They are refused with both counts."""
+        with pytest.raises(TooLong, match="2048"):
+            await chunks(runner_of(opened, settings), asked("word " * 3000))
+
+
+@installed
+class TestOpening:
+    async def test_a_gguf(self, tmp_path: Path, settings: Settings) -> None:
+        """One file is a model with its tokenizer, template and end of an answer."""
+        folder = tmp_path / "one"
+        await asyncio.to_thread(folder.mkdir)
+        await asyncio.to_thread(shutil.copyfile, GGUF, folder / "tiny-f16.gguf")
+        opened = await open_llm("tiny", parse_address(f"file:{folder}"), settings, ModelTable())
+        made = said(await chunks(runner_of(opened, settings), asked()))
+        await opened[1].aclose()
+        assert opened[2].precision == "F16"
+        assert opened[2].context_tokens == 2048
+        other = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
+        assert made == said(await chunks(runner_of(other, settings), asked()))
+        await other[1].aclose()
+
+    async def test_the_operators_context(self, settings: Settings) -> None:
+        """It goes before the files'."""
+        opened = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable(context_tokens=100))
+        await opened[1].aclose()
+        assert opened[2].context_tokens == 100
+
+    async def test_adapters_are_refused(self, settings: Settings) -> None:
+        """With the setting that asks for them."""
+        with pytest.raises(ConfigError, match="adapters"):
+            await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable(adapters={"a": 1}))
+
+    async def test_a_broken_template_leaves_no_process(
+        self, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is opened is closed when something after it fails."""
+        closed: list[GenaiGenerator] = []
+        original = GenaiGenerator.aclose
+
+        async def aclose(self: GenaiGenerator) -> None:
+            closed.append(self)
+            await original(self)
+
+        monkeypatch.setattr(GenaiGenerator, "aclose", aclose)
+        (tmp_path / "broken.jinja").write_text("{% if %}")
+        broken = msgspec.structs.replace(settings, chat_template=str(tmp_path / "broken.jinja"))
+        with pytest.raises(ConfigError):
+            await open_llm("tiny", parse_address(f"file:{IR}"), broken, ModelTable())
+        assert len(closed) == 1
+        assert not closed[0].ready()
+
+
+class TestKinds:
+    async def test_the_extra_is_named(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without the library the model is prepared, and the pip command said."""
+        monkeypatch.setattr("shoal.backends.genai.generator.find_spec", lambda name: None)
+        with pytest.raises(MissingExtra, match=r"\[llm\]"):
+            await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
+        stored = (await asyncio.to_thread(Store(settings.home).entries))[0]
+        assert kind_of(stored) == "generate"
+
+    async def test_safetensors_alone(self, tmp_path: Path, settings: Settings) -> None:
+        """The next step is said, with the file at fault."""
+        (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (tmp_path / "model.safetensors").write_bytes(b"x")
+        with pytest.raises(ModelFileError, match=r"config\.json.*optimum-cli export openvino"):
+            await open_llm("tiny", parse_address(f"file:{tmp_path}"), settings, ModelTable())
+
+    async def test_an_embedder(self, settings: Settings) -> None:
+        """It is not opened for what it cannot do."""
+        stored = Stored(Path("/nowhere"), manifest({}))
+
+        assert kind_of(stored) == "embed"
+        with pytest.raises(AddressError, match="embeds"):
+            await open.open_llm("tiny", stored, settings, ModelTable())
+
+    @pytest.mark.parametrize(
+        ("name", "precision"),
+        [
+            ("llama-3.2-1b-instruct-q4_k_m.gguf", "Q4_K_M"),
+            ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"),
+            ("m.BF16.gguf", "BF16"),
+            ("f16ish.gguf", ""),
+            ("model.gguf", ""),
+        ],
+    )
+    def test_precision_by_name(self, name: str, precision: str) -> None:
+        """As names of such files say it."""
+        spec = GenerationSpec(format="gguf", tokenizer="tokenizer.json", place="/m")
+        stored = Stored(Path("/s"), msgspec.structs.replace(manifest({}), text=None, generation=spec, graph=name))
+        assert open._precision(stored, spec) == precision
+        assert open.model_path(stored, spec) == Path("/m") / name
+
+    @pytest.mark.parametrize(
+        ("written", "precision"),
+        [
+            ('{"quantization_config": {"bits": 4}}', "int4"),
+            ('{"quantization_config": {"bits": "4"}}', ""),
+            ('{"quantization_config": null}', ""),
+            ("[]", ""),
+            ("{", ""),
+            (None, ""),
+        ],
+    )
+    def test_precision_of_an_export(self, tmp_path: Path, written: str | None, precision: str) -> None:
+        """As optimum wrote it down, if it did."""
+        if written is not None:
+            (tmp_path / "openvino_config.json").write_text(written)
+        spec = GenerationSpec(format="ir", tokenizer="tokenizer.json", place=str(tmp_path))
+        changed = msgspec.structs.replace(manifest({}), text=None, generation=spec, graph="openvino_model.xml")
+        assert open._precision(Stored(Path("/s"), changed), spec) == precision
+        assert open.model_path(Stored(Path("/s"), changed), spec) == tmp_path

@@ -1,0 +1,69 @@
+"""How the library is told to compute, as OpenVINO itself reports it of the compiled model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.backends.genai import GenaiOptions, start_generator
+from shoal.backends.genai.memory import BLOCK_TOKENS, block_bytes
+from shoal.backends.genai.pipeline import cache_precision, compile_properties, quantized_together
+from tests.unit.backends.genai.conftest import EXACT, IR
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+from shoal.backends.local.compile import runtime
+
+
+@pytest.fixture(scope="module")
+def openvino() -> Any:
+    return runtime()
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "rounded"),
+    [
+        (GenaiOptions(precision="f32"), "float32", False),
+        (GenaiOptions(precision="f32", kv_cache_precision="u8"), "uint8_t", False),
+        (GenaiOptions(precision="f32", dynamic_quantization="on"), "float32", True),
+        (GenaiOptions(), "float16", None),
+        (GenaiOptions(kv_cache_precision="f32", dynamic_quantization="off"), "float32", False),
+    ],
+)
+def test_what_the_compiled_model_says(openvino: Any, options: GenaiOptions, kept: str, rounded: bool | None) -> None:
+    """The file asks for f16, and the library's own default is u8: neither decides."""
+    group = quantized_together(openvino, None, options)
+    properties = compile_properties(options, 1, cache_precision(options), group)
+    compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)
+    for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"):
+        assert kept in str(compiled.get_property(name))
+    assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == group
+    assert rounded is None or bool(group) == rounded
+    if options.precision == "f32":
+        assert "float32" in str(compiled.get_property("INFERENCE_PRECISION_HINT"))
+
+
+def test_what_its_author_wants_of_activations(openvino: Any) -> None:
+    """The group size of the file counts, unless the operator or f32 decides."""
+    assert quantized_together(openvino, 64, GenaiOptions()) == 64
+    assert quantized_together(openvino, 0, GenaiOptions()) == 0
+    assert quantized_together(openvino, 0, GenaiOptions(dynamic_quantization="on")) == 32
+    assert quantized_together(openvino, 64, GenaiOptions(dynamic_quantization="off")) == 0
+    assert quantized_together(openvino, 64, GenaiOptions(precision="f32")) == 0
+
+
+@pytest.mark.parametrize(("asked", "kept"), [("auto", "f32"), ("f16", "f16"), ("u8", "u8")])
+async def test_what_the_cache_takes(tmp_path: Path, asked: Any, kept: str) -> None:
+    """The memory that the running pipeline took is that of the precision that is shown."""
+    made = await start_generator(IR, name="kept", options=msgspec.structs.replace(EXACT, kv_cache_precision=asked))
+    details = made.facts.details
+    await made.aclose()
+    assert details["kv_cache_precision"] == kept
+    assert details["dynamic_quantization"] is False
+    blocks = details["kv_cache_tokens"] / BLOCK_TOKENS
+    assert details["kv_cache_mb"] == round(blocks * block_bytes([(4, 8)] * 4, kept) / 2**20, 1)

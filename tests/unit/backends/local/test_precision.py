@@ -1,0 +1,187 @@
+"""What `auto` asks of 16 bits: the figures of a comparison, and which of them decide."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.backends.local.precision import (
+    AFFORDABLE,
+    COUNTED,
+    FEWEST,
+    LEAST,
+    MOST,
+    NOT_FINITE,
+    Checked,
+    affordable,
+    compare,
+    compare_scores,
+    compare_vectors,
+    judged,
+)
+from shoal.specs import Activation, MultiSpec, ScoreSpec, SparseSpec, TextSpec
+from shoal.types import Array
+
+SPEC = TextSpec(tokenizer="t", inputs=("ids",), dimension=4, max_tokens=8)
+SOUND = {"mean_cosine": 0.99999, "low_cosine": 0.9999, "spearman": 0.9999, "neighbors": 0.99}
+
+
+def vectors(rows: int = 300, width: int = 64) -> Array:
+    """Random directions around a common one, as embeddings lie."""
+    random = np.random.default_rng(1)
+    found: Array = random.standard_normal((rows, width)) + 0.5 * random.standard_normal(width)
+    return found
+
+
+def moved(exact: Array, by: float) -> Array:
+    """Rows that differ by a part of their length."""
+    noise = np.random.default_rng(2).standard_normal(exact.shape)
+    lengths = np.linalg.norm(exact, axis=-1) / np.linalg.norm(noise, axis=-1)
+    found: Array = exact + by * noise * lengths[:, np.newaxis]
+    return found
+
+
+class TestChoice:
+    def test_one_odd_text_decides_nothing(self) -> None:
+        """One short text whose cosine is far below all others leaves the choice, and the mean says little of it."""
+        exact = vectors()
+        fast = moved(exact, 0.003)
+        fast[7] = moved(exact, 0.2)[7]
+        found = Checked("", figures=compare_vectors([exact], [fast]))
+        assert found.agrees
+        assert found.figures["mean_cosine"] > 0.9998
+
+    @pytest.mark.parametrize(("by", "agrees"), [(0.002, True), (0.01, True), (0.07, False), (0.3, False)])
+    def test_how_far_vectors_may_move(self, by: float, agrees: bool) -> None:
+        """The bounds lie where order and neighbors begin to suffer, far from either of the models that are known."""
+        exact = vectors()
+        assert Checked("", figures=compare_vectors([exact], [moved(exact, by)])).agrees is agrees
+
+    @pytest.mark.parametrize("name", LEAST)
+    def test_every_figure_of_vectors_counts(self, name: str) -> None:
+        """Each alone is enough for f32, and is told first, beside its bound."""
+        assert Checked("", figures={**SOUND, name: LEAST[name]}).agrees
+        found = Checked("", figures={**SOUND, name: LEAST[name] - 1e-6})
+        assert not found.agrees
+        words = name.replace("_", " ")
+        assert found.reason.startswith(f"bf16 beside f32: {words} {LEAST[name] - 1e-6:.6f} < {LEAST[name]:g}, ")
+
+    @pytest.mark.parametrize("name", MOST)
+    def test_every_figure_of_scores_counts(self, name: str) -> None:
+        sound = {"mean_difference": 0.0001, "high_difference": 0.001, "spearman": 0.9999}
+        assert Checked("", figures={**sound, name: MOST[name]}).agrees
+        found = Checked("", "fp16", {**sound, name: MOST[name] * 1.01})
+        assert not found.agrees
+        assert found.reason.startswith("fp16 beside f32: ")
+        assert f"> {MOST[name]:g}" in found.reason
+
+    @pytest.mark.parametrize("figures", [{}, {**SOUND, "mean_cosine": float("nan")}])
+    def test_nothing_compared_is_no_reason(self, figures: dict[str, float]) -> None:
+        assert not Checked("", figures=figures).agrees
+
+
+class TestVectors:
+    def test_order_and_neighbors_are_of_pairs(self) -> None:
+        """Vectors that all lie close together keep their cosine when they are mixed up; their order does not."""
+        exact = vectors() * 0.001
+        exact[:, 0] += 1.0
+        mixed = exact[::-1].copy()
+        found = compare_vectors([exact], [mixed])
+        assert found["mean_cosine"] > LEAST["mean_cosine"]
+        assert found["spearman"] < 0.5
+        assert found["neighbors"] < 0.5
+
+    def test_few_rows_have_no_count_of_neighbors(self) -> None:
+        """One tie of eight pictures would be a quarter of them."""
+        exact = vectors(COUNTED)
+        assert "neighbors" in compare_vectors([exact], [exact])
+        assert "neighbors" not in compare_vectors([exact[1:]], [exact[1:]])
+
+    def test_rows_of_zeros_say_nothing(self) -> None:
+        """Two of them agree; where there is nothing else, nothing was compared."""
+        zero, one = np.zeros((1, 2)), np.ones((1, 2))
+        assert compare_vectors([zero, one], [zero, one])["mean_cosine"] == pytest.approx(1.0)
+        assert compare_vectors([zero], [zero]) == compare_vectors([], []) == {}
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+    def test_rows_that_have_no_direction_never_agree(self, bad: float) -> None:
+        """NaN, infinity, and zeros on one side alone."""
+        exact = vectors()
+        fast = exact.copy()
+        fast[3] = bad
+        assert compare_vectors([exact], [fast]) == dict.fromkeys(LEAST, 0.0)
+
+    def test_the_worst_output_counts(self) -> None:
+        """Each of its figures, of whichever output is worst in it."""
+        exact = vectors(40, 4)
+        fine, bad = {"a": exact, "b": exact}, {"a": exact, "b": moved(exact, 0.2)}
+        assert compare([fine], [bad], SPEC) == compare_vectors([exact], [bad["b"]])
+
+    def test_weights_of_tokens_are_not_compared_with_one_another(self) -> None:
+        """They are widened to one width, and the places of two texts have nothing in common."""
+        spec = msgspec.structs.replace(SPEC, sparse=SparseSpec(output="w", per="token"))
+        batches = [{"w": np.ones((2, 3))}, {"w": np.ones((2, 5))}]
+        assert compare(batches, batches, spec) == pytest.approx({"mean_cosine": 1.0, "low_cosine": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("activation", "left", "right", "difference"),
+    [
+        ("identity", [[0.0], [10.0]], [[0.1], [10.1]], 0.01),
+        ("identity", [[0.2], [0.4]], [[0.3], [0.5]], 0.1),
+        ("sigmoid", [[20.0], [-20.0]], [[21.0], [-19.0]], 1 / 40),
+        ("softmax", [[0.0, 0.0]], [[np.log(3.0), 0.0]], (np.log(3.0) + 0.25) / 2),
+        ("softmax", [[1000.0, -1000.0]], [[1000.0, -1000.0]], 0.0),
+    ],
+)
+def test_scores_differ_by_their_range_or_by_what_users_see(
+    activation: Activation, left: list[list[float]], right: list[list[float]], difference: float
+) -> None:
+    """Saturated scores hide what raw ones and orders would show, so that logits count as well."""
+    a, b = ([np.array([row], np.float32) for row in rows] for rows in (left, right))
+    assert compare_scores(a, b, activation)["mean_difference"] == pytest.approx(difference, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
+def test_scores_that_are_not_finite_are_beyond_any_bound(activation: Activation, bad: float) -> None:
+    """On either side, and as a number that JSON has."""
+    fine, broken = [np.ones((1, 2), np.float32)], [np.full((1, 2), bad, np.float32)]
+    for found in (compare_scores(fine, broken, activation), compare_scores(broken, fine, activation)):
+        assert found == dict.fromkeys(MOST, NOT_FINITE)
+        assert not Checked("", figures=found).agrees
+
+
+def test_scores_keep_their_order() -> None:
+    """Logits that all move little, of texts whose logits hardly differ, change places."""
+    exact = np.linspace(0.0, 0.001, 300)[:, None]
+    exact[0], exact[-1] = -1.0, 1.0
+    fast = exact + np.random.default_rng(3).normal(0, 0.001, exact.shape)
+    spec = msgspec.structs.replace(SPEC, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))
+    found = compare([{"logits": exact}], [{"logits": fast}], spec)
+    assert found["high_difference"] < MOST["high_difference"]
+    assert found["spearman"] < LEAST["spearman"]
+
+
+def test_padding_is_not_judged() -> None:
+    """Of late interaction the tokens that are none; weights of padding are zero; pooled tokens do not count."""
+    spec = msgspec.structs.replace(
+        SPEC, multi=MultiSpec(dimension=3), sparse=SparseSpec(output="token_weights", per="token")
+    )
+    tokens = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    outputs: dict[str, Array] = {"multi_vectors": tokens, "token_weights": np.ones((2, 2)), "pooled": np.ones((2, 4))}
+    found = judged({**outputs, "token_embeddings": tokens}, {"attention_mask": np.array([[1, 0], [1, 1]])}, spec)
+    assert found.keys() == outputs.keys()
+    np.testing.assert_array_equal(found["multi_vectors"], [tokens[0, 0], tokens[1, 0], tokens[1, 1]])
+    np.testing.assert_array_equal(found["token_weights"], [[1, 0], [1, 1]])
+
+
+def test_a_large_model_is_compared_with_fewer_samples() -> None:
+    """Evenly spaced ones, FEWEST at least; a small one with all of them."""
+    samples = [{"ids": np.arange(32 * 10).reshape(32, 10)} for _ in range(10)]
+    tokens = 32 * 10 * 10
+    assert affordable(samples, AFFORDABLE // tokens) == samples
+    half = affordable(samples, 2 * AFFORDABLE // tokens)
+    assert sum(len(one["ids"]) for one in half) == 160
+    assert FEWEST <= sum(len(one["ids"]) for one in affordable(samples, 10**12)) <= FEWEST + len(samples)

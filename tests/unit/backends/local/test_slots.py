@@ -1,0 +1,173 @@
+"""Batches in flight: who waits, who is told what, and when a worker is free again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from shoal.backends.local.slots import Outputs, Slots
+from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, OutOfMemory
+from tests.unit.backends.workers import StepWorker
+
+FEEDS = {"x": np.ones((1, 2))}
+
+
+def begin(slots: Slots, seconds: float = 30.0) -> asyncio.Task[Outputs]:
+    return asyncio.create_task(slots.run(FEEDS, ["y"], time.monotonic() + seconds))
+
+
+async def ticks(count: int = 5) -> None:
+    """Let everything that is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_batch_is_answered_and_its_worker_freed() -> None:
+    """The outputs come back under the names asked for, and the slot is free."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    task = begin(slots)
+    await ticks()
+    assert slots.free == 0
+    worker.finish()
+    assert (await task)["y"] is FEEDS["x"]
+    assert slots.free == 1
+
+
+async def test_batches_beyond_the_workers_wait_their_turn() -> None:
+    """The third batch of two workers starts when one of them is free."""
+    workers = [StepWorker(), StepWorker()]
+    slots = Slots(workers)
+    tasks = [begin(slots) for _ in range(3)]
+    await ticks()
+    assert [worker.batches for worker in workers] == [1, 1]
+    workers[0].finish()
+    await ticks()
+    assert [worker.batches for worker in workers] == [2, 1]
+    for worker in workers:
+        worker.finish()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("when", ["start", "result"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("shape mismatch"), InputRejected),
+        (MemoryError(), OutOfMemory),
+        (RuntimeError("odd"), EngineFailed),
+    ],
+)
+async def test_errors_cross_by_the_table_and_free_the_worker(
+    when: str, error: Exception, kind: type[Exception]
+) -> None:
+    """Whenever a worker raises, the caller gets Shoal's error with the cause, and the next batch runs."""
+    worker = StepWorker(at_once=True)
+    slots = Slots([worker])
+    worker.refuse, worker.error = (error, None) if when == "start" else (None, error)
+    with pytest.raises(kind) as caught:
+        await begin(slots)
+    assert caught.value.__cause__ is error
+    worker.refuse = worker.error = None
+    assert "y" in await begin(slots)
+
+
+async def test_the_deadline_answers_at_once_and_keeps_the_worker() -> None:
+    """The caller hears DeadlineExceeded while the engine is busy; nobody else gets that worker before it is done."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    with pytest.raises(DeadlineExceeded):
+        await begin(slots, 0.001)
+    assert (worker.aborts, slots.free) == (1, 0)
+    later = begin(slots)
+    await ticks()
+    assert worker.batches == 1
+    worker.finish()
+    await ticks()
+    assert worker.batches == 2
+    worker.finish()
+    await later
+
+
+async def test_a_deadline_in_the_past_starts_nothing() -> None:
+    """What can only be late is not computed."""
+    worker = StepWorker()
+    with pytest.raises(DeadlineExceeded):
+        await begin(Slots([worker]), -1.0)
+    assert worker.batches == 0
+
+
+async def test_the_deadline_holds_while_waiting_for_a_worker() -> None:
+    """A batch that never got a worker ends with DeadlineExceeded too, and takes none with it."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    first = begin(slots)
+    await ticks()
+    with pytest.raises(DeadlineExceeded):
+        await begin(slots, 0.001)
+    worker.finish()
+    await first
+    assert slots.free == 1
+
+
+async def test_cancelling_waits_until_the_worker_is_free() -> None:
+    """However often it is cancelled, the call ends only when the engine is done with the batch."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    task = begin(slots)
+    await ticks()
+    for _ in range(3):
+        task.cancel()
+        await ticks()
+        assert not task.done()
+    assert worker.aborts >= 1
+    worker.finish()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert slots.free == 1
+
+
+async def test_cancelling_a_waiting_batch_is_immediate() -> None:
+    """A batch without a worker has nothing to wait for."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    first = begin(slots)
+    await ticks()
+    second = begin(slots)
+    await ticks()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    worker.finish()
+    await first
+    assert (worker.batches, slots.free) == (1, 1)
+
+
+async def test_drained_waits_for_batches_that_nobody_waits_for() -> None:
+    """A batch whose caller gave up still counts until the engine is free of it."""
+    worker = StepWorker()
+    slots = Slots([worker])
+    with pytest.raises(DeadlineExceeded):
+        await begin(slots, 0.001)
+    drained = asyncio.create_task(slots.drained())
+    await ticks()
+    assert not drained.done()
+    worker.finish()
+    await drained
+
+
+def test_a_batch_that_outlives_its_loop_ends_quietly() -> None:
+    """An engine that finishes after the loop is closed tells nobody and raises nothing on its own thread."""
+    worker = StepWorker()
+
+    async def abandon() -> None:
+        slots = Slots([worker])
+        with pytest.raises(DeadlineExceeded):
+            await begin(slots, 0.001)
+
+    asyncio.run(abandon())
+    worker.finish()
+    assert not worker.running

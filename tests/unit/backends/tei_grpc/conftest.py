@@ -1,0 +1,50 @@
+"""A server in this process, and no pauses between looks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shoal.backends.tei import engine as engine_module
+from shoal.backends.tei import open
+from shoal.backends.tei.engine import TeiEngine
+from tests.fakes.tei_grpc import FakeTeiGrpc
+from tests.unit.backends.tei.kit import Door, close
+from tests.unit.backends.tei.open.conftest import opened
+from tests.unit.backends.tei_grpc.kit import engine_to
+from tests.unit.backends.triton.open.kit import grpc_in_use
+
+__all__ = ["opened"]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open, "RETRY_S", (0.001,))
+    monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(engine_module, "ASK_EVERY", 10**9)
+
+
+@pytest.fixture(autouse=True)
+async def threads() -> AsyncIterator[None]:
+    async with grpc_in_use():
+        yield
+
+
+@pytest.fixture
+async def server(threads: None) -> AsyncIterator[FakeTeiGrpc]:
+    async with FakeTeiGrpc() as made:
+        yield made
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def engine(server: FakeTeiGrpc, door: Door) -> AsyncIterator[TeiEngine]:
+    made = await engine_to(server, door)
+    yield made
+    await close(made)

@@ -1,0 +1,184 @@
+"""Embedding models for the fake Triton server, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from shoal.backends import parse_address
+from shoal.backends.triton import codec
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.open.models import TritonRunner
+from shoal.models.manifest import Manifest, measure
+from shoal.models.store import Store, Stored
+from shoal.specs import TextSpec
+from shoal.types import Array, Context, Embed, Embedded
+from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
+from tests.unit.models import checkpoints
+
+DIMENSION = 8
+VOCAB = 128
+LACKING = "failed to load 'x', unable to find backend library for backend 'onnxruntime'"
+
+
+def vector_of(text: str, dimension: int = DIMENSION, *, unit: bool = False, seed: int = 0) -> Array:
+    """What a model that reads texts gives for one."""
+    draw = np.random.default_rng([seed, zlib.crc32(text.encode())])
+    vector = draw.standard_normal(dimension).astype(np.float32) * 3
+    return np.asarray(vector / np.linalg.norm(vector) if unit else vector)
+
+
+def table(dimension: int = DIMENSION, seed: int = 0) -> Array:
+    """The vectors of tokens."""
+    return np.random.default_rng(seed).standard_normal((VOCAB, dimension)).astype(np.float32)
+
+
+def mean_of(ids: Sequence[int], dimension: int = DIMENSION, seed: int = 0) -> Array:
+    """What a model that reads tokens gives for them."""
+    return np.asarray(table(dimension, seed)[list(ids)].mean(0))
+
+
+def text_model(
+    name: str = "emb", dimension: int = DIMENSION, *, unit: bool = False, seed: int = 0, **fields: Any
+) -> FakeModel:
+    """From `text` to `vectors`."""
+
+    def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        texts = [each.decode() for each in codec.read_inputs(request)["text"].ravel()]
+        return reply(request, vectors=np.stack([vector_of(text, dimension, unit=unit, seed=seed) for text in texts]))
+
+    fields.setdefault("answer", answer)
+    return FakeModel(name, config=embedder(name, dimension=dimension), **fields)
+
+
+def token_config(name: str, output: str, dims: Sequence[int], *, length: int = -1, size: int = 8) -> pb.ModelConfig:
+    config = pb.ModelConfig(name=name, backend="onnxruntime", max_batch_size=size)
+    for one in ("input_ids", "attention_mask"):
+        config.input.add(name=one, data_type=pb.TYPE_INT64, dims=[length])
+    config.output.add(name=output, data_type=pb.TYPE_FP32, dims=dims)
+    return config
+
+
+def token_model(
+    name: str = "tok",
+    dimension: int = DIMENSION,
+    *,
+    pooled: bool = True,
+    unit: bool = False,
+    seed: int = 0,
+    **fields: Any,
+) -> FakeModel:
+    """From `input_ids` and `attention_mask` to `sentence_embedding`, or to `token_embeddings` when not `pooled`.
+    Attended tokens alone count."""
+    output = "sentence_embedding" if pooled else "token_embeddings"
+    length = fields.pop("length", -1)
+
+    def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        inputs = codec.read_inputs(request)
+        hidden = table(dimension, seed)[inputs["input_ids"]]
+        mask = inputs["attention_mask"][..., None].astype(np.float32)
+        rows = (hidden * mask).sum(1) / mask.sum(1) if pooled else hidden
+        if unit:
+            rows = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+        return reply(request, final=None, **{output: rows.astype(np.float32)})
+
+    config = token_config(name, output, [dimension] if pooled else [-1, dimension], length=length)
+    return FakeModel(name, config=config, answer=answer, **fields)
+
+
+def stored_model(
+    store: Store, address: str = "hf:org/mini", *, dimension: int = checkpoints.HIDDEN, created: int = 1
+) -> Stored:
+    """A model of the store whose graph nobody can run, and whose tokenizer everybody can."""
+    parsed = parse_address(address)
+    with store.working(parsed) as partial:
+        (partial / "model.onnx").write_bytes(b"graph")
+        checkpoints.tokenizer("bert").save(str(partial / "tokenizer.json"))
+        spec = TextSpec(
+            tokenizer="tokenizer.json",
+            inputs=("input_ids", "attention_mask"),
+            dimension=dimension,
+            max_tokens=16,
+            prompts={"query": "to "},
+        )
+        manifest = Manifest(
+            id=parsed.id,
+            address=address,
+            source=f"{address}@main",
+            revision="main",
+            converter=1,
+            graph="model.onnx",
+            graph_source="built",
+            weights={"model.safetensors": "ab"},
+            conversion="built",
+            parameters=1,
+            text=spec,
+            created=created,
+            files=measure(partial),
+        )
+        return store.commit(partial, parsed, manifest)
+
+
+def reads(triton: FakeTriton, folder: Path, dimension: int = checkpoints.HIDDEN, load_error: str = "") -> None:
+    """Let a server load what lies in a repository's folder, each as a model that reads tokens."""
+    load = triton._load
+
+    def look_and_load(request: Any) -> Any:
+        name = request.model_name
+        if not (folder / name / "config.pbtxt").is_file():
+            triton.models.pop(name, None)
+        elif name not in triton.models:
+            triton.add(token_model(name, dimension, loaded=False, load_error=load_error))
+        return load(request)
+
+    triton._load = look_and_load  # type: ignore[method-assign]
+
+
+def asked(triton: FakeTriton, rpc: str) -> list[Any]:
+    """The requests of one RPC so far."""
+    return [request for name, request in triton.requests if name == rpc]
+
+
+def forgotten(triton: FakeTriton) -> None:
+    """As after the start of a server in explicit mode: nothing is loaded, and nothing says why."""
+    for model in triton.models.values():
+        model.state = model.reason = ""
+
+
+@asynccontextmanager
+async def grpc_in_use() -> AsyncIterator[None]:
+    """Hold gRPC's threads from the first test to the last: to end them blocks whoever drops the last of its objects,
+    and to begin anew in the next test's loop may leave that loop without wake-ups."""
+    grpc.aio.init_grpc_aio()
+    yield
+
+
+async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Let the loop turn until what nobody announces has come true."""
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - a state that has no event of its own
+            await asyncio.sleep(0.001)
+
+
+Open = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def soon(seconds: float = 30.0) -> Context:
+    return Context(id="r", deadline=time.monotonic() + seconds, client="c")
+
+
+async def ask(runner: TritonRunner, *texts: str, **fields: Any) -> Embedded:
+    fields.setdefault("normalize", False)
+    return await runner.run(Embed(model="m", inputs=list(texts), **fields), soon())
+
+
+async def vectors(runner: TritonRunner, *texts: str, **fields: Any) -> Any:
+    return (await ask(runner, *texts, **fields)).vectors

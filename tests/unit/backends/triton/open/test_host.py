@@ -1,0 +1,399 @@
+"""The Triton that models are put into: through its repository's folder, by push, and one that Shoal starts itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.backends import parse_address
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.host import TritonHost, entry_of
+from shoal.config.settings import ModelTable, Settings
+from shoal.errors import ConfigError, Forbidden, ModelFailed, TransportFailed
+from shoal.models.store import Stored
+from shoal.specs import ScoreSpec
+from tests.fakes.triton import FakeTriton, Refused
+from tests.unit.backends.triton.open.kit import LACKING, asked, reads, text_model, token_model
+
+NAME = "org/mini"
+FOLDER = "org~mini"
+
+
+def foreign(folder: Path, name: str = "theirs") -> None:
+    (folder / name).mkdir()
+    (folder / name / "config.pbtxt").write_text('name: "theirs"')
+
+
+class TestPublishing:
+    async def test_an_entry_is_written_and_loaded(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        await host.publish(NAME, stored, writing)
+        assert triton.models[FOLDER].state == "READY"
+        assert (folder / FOLDER / "1" / "model.onnx").read_bytes() == b"graph"
+        held = await host.held(NAME)
+        assert held is not None
+        assert (held.managed, held.source) == (True, "hf:org/mini")
+
+    async def test_what_cannot_be_loaded_is_not_left(
+        self, writing: Settings, tritons: Tritons, triton: FakeTriton, stored: Stored, folder: Path
+    ) -> None:
+        """A new entry goes again; the server's own reason is told."""
+        reads(triton, folder, load_error="the graph is broken")
+        host = TritonHost(writing, tritons)
+        with pytest.raises(ModelFailed, match="the graph is broken"):
+            await host.publish(NAME, stored, writing)
+        assert await host.held(NAME) is None
+
+    async def test_an_entry_that_was_there_stays(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        """Somebody else may have it loaded."""
+        await host.publish(NAME, stored, writing)
+        triton.models[FOLDER].load_error = "out of memory"
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await host.publish(NAME, stored, writing)
+        assert await host.held(NAME) is not None
+
+    async def test_what_was_published_in_vain_is_taken_back(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        """Off the server and out of the repository; a second time there is nothing to do."""
+        await host.publish(NAME, stored, writing)
+        await host.take_back(NAME, writing)
+        assert triton.models[FOLDER].state == "UNAVAILABLE"
+        assert await host.held(NAME) is None
+        await host.take_back(NAME, writing)
+
+    async def test_what_others_made_is_not_taken_back(
+        self, host: TritonHost, triton: FakeTriton, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        triton.add(text_model("theirs"))
+        await host.take_back("theirs", writing)
+        assert triton.models["theirs"].state == "READY"
+        assert (folder / "theirs").is_dir()
+
+    async def test_what_was_pushed_in_vain_is_taken_back(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Also while the server is away, which then has it no longer."""
+        await pushing.publish(NAME, stored, settings)
+        await pushing.take_back(NAME, settings)
+        assert triton.models[FOLDER].state != "READY"
+        assert not await pushing.remove(NAME)
+        await pushing.write(NAME, stored, settings)
+        await triton.stop()
+        await pushing.take_back(NAME, settings)
+
+    async def test_a_server_without_onnxruntime_gets_python(
+        self,
+        writing: Settings,
+        tritons: Tritons,
+        triton: FakeTriton,
+        stored: Stored,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Only a load tells; what it told is remembered for the next model."""
+        reads(triton, folder)
+        load = triton._load
+
+        def lacking(request: Any) -> Any:
+            if "onnxruntime" in (folder / request.model_name / "config.pbtxt").read_text():
+                raise Refused(LACKING)
+            return load(request)
+
+        monkeypatch.setattr(triton, "_load", lacking)
+        host = TritonHost(writing, tritons)
+        await host.publish(NAME, stored, writing)
+        assert (folder / FOLDER / "1" / "model.py").is_file()
+        loads = triton.calls["RepositoryModelLoad"]
+        await host.publish("other", stored, writing)
+        assert triton.calls["RepositoryModelLoad"] == loads + 1
+
+    @pytest.mark.parametrize("platform", ["auto", "onnxruntime"])
+    async def test_a_backend_that_was_asked_for_is_not_replaced(
+        self,
+        writing: Settings,
+        tritons: Tritons,
+        triton: FakeTriton,
+        stored: Stored,
+        folder: Path,
+        platform: Any,
+    ) -> None:
+        """And one attempt with python is enough: whatever fails, no new entry is left."""
+        chosen = msgspec.structs.replace(writing, triton_platform=platform)
+        reads(triton, folder, load_error=LACKING)
+        host = TritonHost(chosen, tritons)
+        with pytest.raises(ModelFailed, match="unable to find backend"):
+            await host.publish(NAME, stored, chosen)
+        assert triton.calls["RepositoryModelLoad"] == (2 if platform == "auto" else 1)
+        assert await host.held(NAME) is None
+
+    async def test_what_shoal_did_not_make_is_left_alone(
+        self, host: TritonHost, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        with pytest.raises(Forbidden, match="not made by Shoal"):
+            await host.publish("theirs", stored, writing)
+
+    async def test_without_a_folder_files_are_pushed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """With the configuration; after a restart of the server they are pushed again."""
+        assert await pushing.write(NAME, stored, settings) == triton.target
+        await pushing.load(NAME, settings)
+        sent = asked(triton, "RepositoryModelLoad")[0]
+        assert {"config", "file:1/model.onnx"} <= set(sent.parameters)
+        await triton.stop()
+        await triton.start()
+        assert FOLDER not in triton.models
+        await pushing.load(NAME, settings)
+        assert triton.models[FOLDER].state == "READY"
+
+    async def test_what_was_pushed_and_did_not_load_is_forgotten(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="broken"))
+        with pytest.raises(ModelFailed):
+            await pushing.publish(NAME, stored, settings)
+        assert not await pushing.remove(NAME)
+
+    async def test_an_ensemble_is_pushed_whole(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Its own load is refused and works all the same, so that readiness decides."""
+        load = triton._load
+
+        def refusing(request: Any) -> Any:
+            answer = load(request)
+            if request.model_name == FOLDER:
+                raise Refused("failed to load, failed to poll from model repository")
+            return answer
+
+        triton._load = refusing  # type: ignore[method-assign]
+        await pushing.publish(NAME, stored, settings, text_in=True)
+        assert [each.model_name for each in asked(triton, "RepositoryModelLoad")] == [
+            f"{FOLDER}~~encoder",
+            f"{FOLDER}~~tokenizer",
+            FOLDER,
+        ]
+
+    async def test_an_ensemble_that_is_not_ready_has_failed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="parts do not fit"))
+        with pytest.raises(ModelFailed):
+            await pushing.publish(NAME, stored, settings, text_in=True)
+
+
+class TestWhoseItIs:
+    async def test_by_the_folder(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+        foreign(folder)
+        await host.publish(NAME, stored, writing)
+        assert [await host.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        source = parse_address("hf:org/mini")
+        assert await host.usable(NAME, source)
+        assert not await host.usable(NAME, parse_address("hf:org/other"))
+        assert not await host.usable("theirs", source)
+        assert not await host.usable("nobody", source)
+
+    async def test_by_the_index(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """What was pushed from here is ours; there is nothing of another Shoal's to be used."""
+        triton.add(text_model("theirs", loaded=False))
+        await pushing.write(NAME, stored, settings)
+        assert [await pushing.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        assert not await pushing.usable(NAME, parse_address("hf:org/mini"))
+
+
+class TestTarget:
+    async def test_the_model_by_its_folders_name(self, host: TritonHost, triton: FakeTriton, writing: Settings) -> None:
+        target = await host.endpoint(NAME, ModelTable(), writing)
+        assert (target.model, target.whole) == (FOLDER, FOLDER)
+        assert target.address == f"triton://{triton.target}#{FOLDER}"
+
+    async def test_texts_are_tokenised_here_all_the_same(
+        self, host: TritonHost, pushing: TritonHost, stored: Stored, writing: Settings, settings: Settings
+    ) -> None:
+        """Of a model that takes texts there, the encoder is asked; it is unloaded whole."""
+        await host.write(NAME, stored, writing, text_in=True)
+        await pushing.write(NAME, stored, settings, text_in=True)
+        for each, chosen in ((host, writing), (pushing, settings)):
+            target = await each.endpoint(NAME, ModelTable(), chosen)
+            assert (target.model, target.whole) == (f"{FOLDER}~~encoder", FOLDER)
+
+    async def test_it_loads_by_the_served_name(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        await host.write(NAME, stored, writing)
+        target = await host.endpoint(NAME, ModelTable(), writing)
+        assert target.load is not None
+        await target.load()
+        assert triton.models[FOLDER].state == "READY"
+
+    async def test_with_tls(self, settings: Settings, tritons: Tritons) -> None:
+        host = TritonHost(msgspec.structs.replace(settings, triton_url="tritons://gpu1:9"), tritons)
+        assert host.url == "gpu1:9"
+        assert (await host.endpoint(NAME, ModelTable(), settings)).address == f"tritons://gpu1:9#{FOLDER}"
+        assert (await host.control()).client.target == "gpu1:9"
+
+
+class TestEntries:
+    async def test_of_the_folder(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        foreign(folder)
+        await host.write(NAME, stored, writing)
+        found = {entry.name: entry for entry in await host.entries()}
+        assert found[NAME].source == "hf:org/mini"
+        assert (found[NAME].managed, found["theirs"].managed) == (True, False)
+        assert found[NAME].size > 0
+        assert found["theirs"].source == f"triton://{triton.target}#theirs"
+        assert {entry.backend for entry in found.values()} == {"triton"}
+
+    async def test_a_folder_that_no_name_leads_to(self, host: TritonHost, triton: FakeTriton, folder: Path) -> None:
+        """Somebody's own: it is listed as it is called, and spoils no list."""
+        foreign(folder, "a+b")
+        assert [(entry.name, entry.source) for entry in await host.entries()] == [
+            ("a+b", f"triton://{triton.target}#a+b")
+        ]
+
+    async def test_of_the_index(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """Parts of an ensemble are no models of their own."""
+        for name in ("b", "a", "a~~encoder", "a~~tokenizer"):
+            triton.add(text_model(name))
+        await pushing.publish(NAME, stored, settings)
+        found = {entry.name: entry.managed for entry in await pushing.entries()}
+        assert found == {"a": False, "b": False, NAME: True}
+
+    async def test_a_server_that_is_away_has_none(self, pushing: TritonHost, triton: FakeTriton) -> None:
+        await triton.stop()
+        assert await pushing.entries() == []
+
+    async def test_nobody_waits_twice_for_a_server_that_is_away(
+        self, pushing: TritonHost, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is asked again behind the caller's back, and its models are back with the next list after that."""
+        triton.add(text_model("a"))
+        assert [entry.name for entry in await pushing.entries()] == ["a"]
+        control, gate = pushing.control, asyncio.Event()
+
+        async def away() -> Control:
+            await gate.wait()
+            raise TransportFailed("the server is not there")
+
+        monkeypatch.setattr(pushing, "control", away)
+        first = asyncio.create_task(pushing.entries())
+        await asyncio.sleep(0)
+        assert not first.done()
+        gate.set()
+        assert await first == []
+        gate.clear()
+        assert await pushing.entries() == await pushing.entries() == []
+        monkeypatch.setattr(pushing, "control", control)
+        gate.set()
+        asked = pushing._asking
+        assert asked is not None
+        await asked
+        await pushing.entries()
+        assert pushing._asking is not None
+        await pushing._asking
+        assert [entry.name for entry in await pushing.entries()] == ["a"]
+
+
+class TestRemoving:
+    async def test_what_shoal_wrote(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+        foreign(folder)
+        await host.write(NAME, stored, writing)
+        assert await host.remove(NAME)
+        assert not await host.remove(NAME)
+        with pytest.raises(Forbidden):
+            await host.remove("theirs")
+
+    async def test_what_was_pushed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+    ) -> None:
+        """What lies in a repository that nobody here can write is not ours to delete."""
+        triton.add(text_model("theirs"))
+        await pushing.write(NAME, stored, settings)
+        assert await pushing.remove(NAME)
+        assert not await pushing.remove(NAME)
+        with pytest.raises(Forbidden, match="name its folder with triton_repository"):
+            await pushing.remove("theirs")
+
+    async def test_forgetting_what_was_unloaded(self, pushing: TritonHost, stored: Stored, settings: Settings) -> None:
+        await pushing.write(NAME, stored, settings)
+        pushing.forget(NAME)
+        assert not await pushing.remove(NAME)
+
+    async def test_unloading(self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings) -> None:
+        """A server that is away has nothing loaded."""
+        await host.publish(NAME, stored, writing)
+        await host.unload(NAME, writing)
+        assert triton.models[FOLDER].state == "UNAVAILABLE"
+        await triton.stop()
+        await host.unload(NAME, writing)
+
+
+class TestEntry:
+    def test_what_the_settings_say(self, stored: Stored) -> None:
+        settings = Settings(
+            max_batch_size=16, triton_instances=2, triton_kind="gpu", triton_fp16=True, triton_accelerator="tensorrt"
+        )
+        spec = entry_of(NAME, stored, settings)
+        options = spec.options
+        assert (options.platform, options.max_batch_size, options.instances) == ("onnxruntime", 16, 2)
+        assert (options.kind, options.fp16, options.accelerator) == ("gpu", True, "tensorrt")
+        assert (spec.source, spec.graph, spec.tokenizer) == ("hf:org/mini", stored.graph, stored.tokenizer)
+        assert len(spec.space) == 16
+
+    @pytest.mark.parametrize(
+        ("wanted", "platforms", "expected"),
+        [
+            ("auto", (), "onnxruntime"),
+            ("auto", ("python", "onnxruntime"), "onnxruntime"),
+            ("auto", ("python",), "python"),
+            ("openvino", ("python",), "openvino"),
+        ],
+    )
+    def test_the_platform(self, stored: Stored, wanted: Any, platforms: tuple[str, ...], expected: str) -> None:
+        assert entry_of(NAME, stored, Settings(triton_platform=wanted), platforms).options.platform == expected
+
+    def test_plans_are_not_made_here(self, stored: Stored) -> None:
+        with pytest.raises(ConfigError, match="trtexec") as caught:
+            entry_of(NAME, stored, Settings(triton_platform="tensorrt"))
+        assert caught.value.param == "triton_platform"
+
+    def test_an_ensemble_of_texts_is_over_dense_vectors(self, stored: Stored) -> None:
+        """Nothing else is what a client without a tokenizer could make sense of."""
+        text = msgspec.structs.replace(
+            stored.manifest.text_spec, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid")
+        )
+        other = Stored(stored.path, msgspec.structs.replace(stored.manifest, text=text))
+        assert entry_of(NAME, other, Settings()).space == ""
+        with pytest.raises(ConfigError, match="gives no dense vectors: load it without text_in") as caught:
+            entry_of(NAME, other, Settings(triton_text_in=True))
+        assert caught.value.param == "triton_text_in"
+
+    def test_what_was_asked_with_the_load_wins(self, stored: Stored) -> None:
+        settings = Settings(triton_text_in=True)
+        assert [entry_of(NAME, stored, settings, text_in=each).options.text_in for each in (None, False, True)] == [
+            True,
+            False,
+            True,
+        ]
+
+    def test_external_weights_go_along(self, stored: Stored) -> None:
+        (stored.path / "model.onnx_data").write_bytes(b"x")
+        (stored.path / "model.onnx.data").write_bytes(b"x")
+        assert {path.name for path in entry_of(NAME, stored, Settings()).data} == {"model.onnx_data", "model.onnx.data"}

@@ -1,0 +1,344 @@
+"""Entries of Shoal's own, on a server in this process that runs their graphs: every kind of model of the store, and
+what a table and other files change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from shoal.backends import parse_address
+from shoal.backends.local.open import prompted, space_of
+from shoal.backends.triton import codec
+from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.entry import TritonModel, triton_models
+from shoal.backends.triton.open.host import entry_of
+from shoal.backends.triton.open.models import TritonRunner
+from shoal.config.settings import ModelTable, Settings
+from shoal.errors import ConfigError, ModelFileError
+from shoal.models.prepare import prepare
+from shoal.models.sources import Access
+from shoal.models.store import Store, Stored
+from shoal.pipelines.text.pairs import PairPipeline
+from shoal.pipelines.text.tokenizer import read_tokenizer
+from shoal.pipelines.text.tokens import TextPipeline
+from shoal.specs import TextSpec
+from shoal.types import Classify, Embed, Embedded, VectorKind
+from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
+from tests.fixtures.tiny_llama import write_tokenizer
+from tests.unit.backends.triton.open.kit import Open, asked, soon, token_model, until
+from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense
+from tests.unit.models.classifiers import classifier
+from tests.unit.models.head_checkpoints import m3, native, pylate, splade, static
+
+
+def with_dense(folder: Path) -> Path:
+    checkpoint(folder, after=("Dense", "Normalize"))
+    dense(folder, "2_Dense", HIDDEN, 4)
+    return folder
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "cross": classifier,
+    "three": lambda folder: classifier(folder, labels=3),
+    "splade": splade,
+    "m3": m3,
+    "pylate": pylate,
+    "native": native,
+    "static": static,
+    "dense": with_dense,
+    "plain": checkpoint,
+}
+
+
+class Made(NamedTuple):
+    """A model of the store, its entry, and its graph at work."""
+
+    stored: Stored
+    entry: TritonModel
+    session: Any
+
+    @property
+    def spec(self) -> TextSpec:
+        return self.stored.manifest.text_spec
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    """One of each kind."""
+    folder = tmp_path_factory.mktemp("specs")
+    found = {}
+    for name, make in MAKERS.items():
+        address = parse_address(f"file:{make(folder / name)}")
+        stored = prepare(address, store=Store(folder / "home"), access=Access(offline=True))
+        (entry,) = triton_models(entry_of(name, stored, Settings()))
+        session = onnxruntime.InferenceSession(str(stored.graph), providers=["CPUExecutionProvider"])
+        found[name] = Made(stored, entry, session)
+    return found
+
+
+def written(one: Made, name: str = "m") -> FakeModel:
+    """What a Triton does with an entry."""
+    config = pb.ModelConfig()
+    config.CopyFrom(one.entry.config)
+    config.name = name
+
+    def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        names = [output.name for output in request.outputs]
+        found = one.session.run(names, codec.read_inputs(request))
+        return reply(request, final=None, **dict(zip(names, found, strict=True)))
+
+    return FakeModel(name, config=config, answer=answer)
+
+
+async def embed(runner: TritonRunner, *texts: str, outputs: tuple[VectorKind, ...], **fields: Any) -> Embedded:
+    answer = await runner.run(Embed(model="m", inputs=list(texts), outputs=outputs, **fields), soon())
+    assert isinstance(answer, Embedded)
+    return answer
+
+
+class TestEntries:
+    @pytest.mark.parametrize("name", MAKERS)
+    def test_dims_are_those_of_the_graph(self, made: dict[str, Made], name: str) -> None:
+        """Triton's onnxruntime backend refuses others, and -1 where the graph is sure."""
+        graph = onnx.load(str(made[name].stored.graph), load_external_data=False).graph
+        shapes = {
+            one.name: [axis.dim_value or -1 for axis in one.type.tensor_type.shape.dim][1:] for one in graph.output
+        }
+        assert {one.name: list(one.dims) for one in made[name].entry.config.output} == shapes
+
+    @pytest.mark.parametrize(
+        ("name", "tasks", "kinds"),
+        [
+            ("cross", ("rerank", "classify"), ()),
+            ("three", ("classify",), ()),
+            ("splade", ("embed",), ("sparse",)),
+            ("m3", ("embed",), ("dense", "sparse", "multi", "tokens")),
+            ("pylate", ("embed",), ("multi",)),
+            ("static", ("embed",), ("dense",)),
+            ("dense", ("embed",), ("dense", "tokens")),
+        ],
+    )
+    async def test_facts_are_those_of_the_store(
+        self,
+        triton: FakeTriton,
+        opened: Open,
+        made: dict[str, Made],
+        name: str,
+        tasks: tuple[str, ...],
+        kinds: tuple[VectorKind, ...],
+    ) -> None:
+        """Tasks, kinds, labels, space; the pipeline is the local engine's."""
+        stored, spec = made[name].stored, made[name].spec
+        triton.add(written(made[name]))
+        runner = await opened("m", stored=stored)
+        facts = runner.facts
+        assert (facts.tasks, facts.vectors) == (tasks, kinds) == (spec.tasks, spec.kinds)
+        assert facts.labels == (spec.score.labels if spec.score else ())
+        assert (facts.dimension or 0, facts.max_input_tokens) == (spec.dimension, spec.max_tokens)
+        assert facts.space == space_of(stored)
+        assert isinstance(runner.lane.pipeline, PairPipeline if spec.score else TextPipeline)
+        assert runner.lane.pipeline.spec == spec
+        assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
+
+    async def test_only_what_is_asked_for_is_fetched(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+    ) -> None:
+        """A vector a token is much to carry."""
+        triton.add(written(made["m3"]))
+        runner = await opened("m", stored=made["m3"].stored)
+        wanted: list[tuple[tuple[VectorKind, ...], set[str]]] = [
+            (("dense",), {"pooled"}),
+            (("sparse",), {"token_weights"}),
+            (("dense", "multi"), {"pooled", "multi_vectors"}),
+            (("tokens",), {"token_embeddings"}),
+        ]
+        for kinds, outputs in wanted:
+            answer = await embed(runner, "fish", outputs=kinds)
+            assert {one.name for one in asked(triton, "ModelInfer")[-1].outputs} == outputs
+            assert bool(answer.vectors.size) == ("dense" in kinds)
+            assert len(answer.multi_vectors) == ("multi" in kinds)
+            assert len(answer.token_vectors) == ("tokens" in kinds)
+
+    async def test_another_shoal_reads_the_entry(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+    ) -> None:
+        """Whose tokenizer comes from the store, or from the model's source, or is made of the whole model."""
+        for name in ("cross", "m3", "splade", "static"):
+            stored, spec = made[name].stored, made[name].spec
+            triton.add(written(made[name], name))
+            for home in (stored.path.parents[2], tmp_path / f"home-{name}"):
+                settings = Settings(home=str(home), offline=True)
+                facts = (await opened(name, settings=settings)).facts
+                assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, space_of(stored))
+
+    async def test_heads_that_the_server_lacks_are_not_offered(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+    ) -> None:
+        """As in an entry of an older Shoal; without any of them it is to be written anew."""
+        model = written(made["m3"])
+        kept = [one for one in model.config.output if one.name in ("sentence_embedding", "pooled", "token_weights")]
+        del model.config.output[:]
+        model.config.output.extend(kept)
+        triton.add(model)
+        assert (await opened("m", stored=made["m3"].stored)).facts.vectors == ("dense", "sparse")
+        other = written(made["cross"], "other")
+        other.config.output[0].name = "output"
+        triton.add(other)
+        with pytest.raises(ConfigError, match="load it through Shoal again"):
+            await opened("other", stored=made["cross"].stored)
+
+    async def test_a_specification_that_cannot_be_read(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+    ) -> None:
+        """Edited by hand: the key is named."""
+        model = written(made["cross"])
+        model.config.parameters["shoal_text"].string_value = "{"
+        triton.add(model)
+        with pytest.raises(ModelFileError, match="shoal_text"):
+            await opened("m")
+
+    async def test_replicas_are_compared_by_what_they_give(
+        self, triton: FakeTriton, second: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+    ) -> None:
+        """Sparse vectors, and the mean of those of late interaction; a replica with other weights stays out."""
+        for name in ("splade", "pylate"):
+            triton.add(written(made[name], name))
+            other = written(made[name], name)
+            right = other.answer
+
+            def wrong(request: pb.ModelInferRequest, right: Any = right) -> pb.ModelInferResponse:
+                found = codec.read_outputs(right(request))
+                return reply(request, final=None, **{key: np.roll(rows, 3, axis=-1) for key, rows in found.items()})
+
+            other.answer = wrong
+            second.add(other)
+            runner = await opened(name, triton, second, stored=made[name].stored)
+            engine = runner.lane.replicas[1].engine
+            await until(lambda engine=engine: "does not give the vectors of its peers" in engine.reason)  # type: ignore[misc]
+            assert not engine.ready()
+
+
+class TestPrompts:
+    TABLE = ModelTable(prompts={"query": "to fish "}, default_prompt_name="query")
+
+    async def test_a_tables_prompts_stand_above_the_models(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+    ) -> None:
+        """For files that are here as for an entry alone; their space is another one, here that of the local engine."""
+        stored = made["plain"].stored
+        triton.add(written(made["plain"]))
+        runners = [await opened("m", table=self.TABLE, stored=stored), await opened("m", table=self.TABLE)]
+        plain = await opened("m")
+        meant = await embed(plain, "to fish fish", outputs=("dense",))
+        for runner in runners:
+            assert (runner.facts.prompts, runner.facts.default_prompt_name) == ({"query": "to fish "}, "query")
+            found = await embed(runner, "fish", outputs=("dense",))
+            np.testing.assert_allclose(found.vectors, meant.vectors, atol=1e-6)
+        spaces = [runner.facts.space for runner in (*runners, plain)]
+        assert spaces[0] == space_of(prompted(stored, self.TABLE))
+        assert len(set(spaces)) == 3
+
+    async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
+        stored = made["plain"].stored
+        triton.add(written(made["plain"]))
+        for given in ({"stored": stored}, {}):
+            with pytest.raises(ConfigError, match="'nope' is no prompt of"):
+                await opened("m", table=ModelTable(default_prompt_name="nope"), **given)
+
+    async def test_a_reranker_has_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
+        """Its own ones are a matter of how it was trained."""
+        triton.add(written(made["cross"]))
+        plain, other = await opened("m"), await opened("m", table=self.TABLE)
+        task = Classify(model="m", inputs=[("a", "fish")])
+        assert (await plain.run(task, soon())).scores == (await other.run(task, soon())).scores
+
+
+class TestForeignHeads:
+    async def test_token_vectors_beside_a_sentences(self, triton: FakeTriton, opened: Open, source: Path) -> None:
+        """As sentence-transformers' own exports have them."""
+        model = triton.add(token_model("tok", HIDDEN))
+        hidden = token_model("tok", HIDDEN, pooled=False).answer
+        pooled = model.answer
+        model.config.output.add(name="token_embeddings", data_type=pb.TYPE_FP32, dims=[-1, HIDDEN])
+        model.answer = lambda request: reply(
+            request,
+            final=None,
+            **{**codec.read_outputs(pooled(request)), **codec.read_outputs(hidden(request))},
+        )
+        runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
+        assert runner.facts.vectors == ("dense", "tokens")
+        answer = await embed(runner, "fish", "fish to", outputs=("dense", "tokens"), normalize=False)
+        assert [len(rows) for rows in answer.token_vectors] == answer.tokens == [3, 4]
+        np.testing.assert_allclose(answer.token_vectors[1].mean(0), answer.vectors[1], atol=1e-5)
+
+    async def test_sparse_vectors_by_the_operators_word(self, triton: FakeTriton, opened: Open, source: Path) -> None:
+        """Final weights, one for each word of the vocabulary."""
+        model = triton.add(token_model("tok", 12))
+        right = model.answer
+        model.answer = lambda request: reply(
+            request, sentence_embedding=np.maximum(codec.read_outputs(right(request))["sentence_embedding"], 0)
+        )
+        table = ModelTable(tokenizer=str(source), output_names={"sparse_embedding": "sentence_embedding"})
+        runner = await opened("tok", table=table)
+        assert (runner.facts.vectors, runner.facts.dimension) == (("sparse",), None)
+        (vector,) = (await embed(runner, "fish", outputs=("sparse",))).sparse
+        assert (vector.values > 0).all()
+        assert 0 < len(vector.indices) < 12
+
+
+class TestTokenizersThatDoNotFit:
+    async def test_an_entrys_own_note_decides(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+    ) -> None:
+        """A tokenizer that makes other ids is refused by name, one that makes the same is taken from anywhere."""
+        triton.add(written(made["plain"]))
+        same = checkpoint(tmp_path / "same")
+        facts = (await opened("m", table=ModelTable(tokenizer=str(same)))).facts
+        assert facts.space == space_of(made["plain"].stored)
+        (tmp_path / "other").mkdir()
+        write_tokenizer(tmp_path / "other")
+        with pytest.raises(ConfigError, match=rf"m: the tokenizer of {tmp_path}/other makes other token ids"):
+            await opened("m", table=ModelTable(tokenizer=str(tmp_path / "other")))
+
+    async def test_an_entry_of_an_older_shoal(
+        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+    ) -> None:
+        """It has no note of its tokenizer, but of how many tokens it knows."""
+        model = written(made["plain"])
+        del model.config.parameters["shoal_tokenizer"]
+        triton.add(model)
+        (tmp_path / "other").mkdir()
+        write_tokenizer(tmp_path / "other")
+        with pytest.raises(ConfigError, match=r"the tokenizer of .* has \d+ tokens, and the model knows \d+: leave"):
+            await opened("m", table=ModelTable(tokenizer=str(tmp_path / "other")))
+
+    async def test_a_model_without_a_note(self, triton: FakeTriton, opened: Open, source: Path) -> None:
+        """It is asked for the last token of the tokenizer that was named for it."""
+        model = triton.add(token_model("tok", HIDDEN))
+        right = model.answer
+        tokenizer = await asyncio.to_thread(read_tokenizer, source, "tokenizer.json")
+
+        def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+            if codec.read_inputs(request)["input_ids"].max() == tokenizer.get_vocab_size() - 1:
+                raise Refused("indices element out of data bounds")
+            response: pb.ModelInferResponse = right(request)
+            return response
+
+        model.answer = answer
+        with pytest.raises(ConfigError, match=rf"m: the tokenizer of {source} does not fit its vocabulary: it has"):
+            await opened("tok", table=ModelTable(tokenizer=str(source)))
+
+
+def test_specifications_travel_whole(made: dict[str, Made]) -> None:
+    """What an entry says is what the store has."""
+    for one in made.values():
+        text = one.entry.config.parameters["shoal_text"].string_value
+        assert msgspec.json.decode(text, type=TextSpec) == one.spec

@@ -1,0 +1,316 @@
+"""Models of texts and pictures on Triton servers: published as two, opened as one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.backends.local.open import space_of
+from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.host import TritonHost, entry_of
+from shoal.backends.triton.open.models import TritonRunner, TritonTowers
+from shoal.backends.triton.open.pictures import pictures
+from shoal.backends.triton.open.targets import offered
+from shoal.config.settings import ModelTable, Settings
+from shoal.errors import ConfigError, InvalidValue, ModelFailed
+from shoal.models.address import Address
+from shoal.models.store import Store, Stored
+from shoal.specs import ScoreSpec
+from shoal.types import Classify, Embed, Image
+from tests.fakes.triton import FakeTriton
+from tests.unit.backends.triton.open.kit import DIMENSION, Open, asked, forgotten, mean_of, soon, until
+from tests.unit.backends.triton.open.towers_kit import (
+    CONTRAST,
+    IMAGE,
+    NAME,
+    SPEC,
+    TEXT,
+    added,
+    expected,
+    loads,
+    stored_towers,
+)
+
+PICTURES = list(pictures())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return stored_towers(Store(tmp_path / "home"))
+
+
+@pytest.fixture
+def failing() -> dict[str, str]:
+    """Models that cannot be loaded, and why."""
+    return {}
+
+
+@pytest.fixture
+def host(writing: Settings, tritons: Tritons, triton: FakeTriton, folder: Path, failing: dict[str, str]) -> TritonHost:
+    loads(triton, folder, failing)
+    return TritonHost(writing, tritons)
+
+
+def states(triton: FakeTriton) -> list[str]:
+    return [triton.models[name].state if name in triton.models else "" for name in (TEXT, IMAGE)]
+
+
+def loaded(triton: FakeTriton) -> list[str]:
+    return [each.model_name for each in asked(triton, "RepositoryModelLoad")]
+
+
+async def embed(runner: Any, *items: Any, **fields: Any) -> Any:
+    fields.setdefault("normalize", False)
+    return (await runner.run(Embed(model="m", inputs=list(items), **fields), soon())).vectors
+
+
+class TestPublished:
+    async def test_the_image_tower_first(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+    ) -> None:
+        """So nobody who looks meets a text tower whose other half is not there."""
+        await host.publish(NAME, stored, writing)
+        assert loaded(triton) == [IMAGE, TEXT]
+        assert (folder / IMAGE / "1" / "model.onnx").read_bytes() == b"image graph"
+        assert (folder / TEXT / "1" / "model.onnx").read_bytes() == b"text graph"
+
+    async def test_found_again_and_listed_as_one(
+        self, host: TritonHost, stored: Stored, writing: Settings, tritons: Tritons
+    ) -> None:
+        await host.publish(NAME, stored, writing)
+        again = TritonHost(writing, tritons)
+        held = await again.held(NAME)
+        assert held is not None
+        assert held.folders == (TEXT, IMAGE)
+        assert await again.usable(NAME, Address(scheme="hf", target="org/mini"))
+        assert [entry.name for entry in await again.entries()] == [NAME]
+
+    @pytest.mark.parametrize("part", [TEXT, IMAGE])
+    async def test_a_half_is_not_left(
+        self,
+        host: TritonHost,
+        triton: FakeTriton,
+        stored: Stored,
+        writing: Settings,
+        failing: dict[str, str],
+        part: str,
+    ) -> None:
+        failing[part] = "out of memory"
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await host.publish(NAME, stored, writing)
+        assert "READY" not in states(triton)
+        assert await host.held(NAME) is None
+
+    async def test_a_new_half_beside_an_old_one_does_not_serve(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, failing: dict[str, str]
+    ) -> None:
+        """The new image tower is there already when the text tower fails."""
+        await host.publish(NAME, stored, writing)
+        failing[TEXT] = "out of memory"
+        with pytest.raises(ModelFailed):
+            await host.publish(NAME, stored, writing)
+        assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
+
+    async def test_unloaded_and_removed_together(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        await host.publish(NAME, stored, writing)
+        await host.unload(NAME, writing)
+        assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
+        assert await host.remove(NAME)
+        assert await host.entries() == []
+
+    async def test_taken_back_together(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        await host.publish(NAME, stored, writing)
+        await host.take_back(NAME, writing)
+        assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
+        assert await host.held(NAME) is None
+
+    async def test_pushed(
+        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings, folder: Path
+    ) -> None:
+        loads(triton, folder)
+        await pushing.publish(NAME, stored, settings)
+        assert loaded(triton) == [IMAGE, TEXT]
+        await pushing.unload(NAME, settings)
+        assert "READY" not in states(triton)
+
+    async def test_a_target_loads_its_own_tower(
+        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+    ) -> None:
+        """The other one has an engine that looks after it."""
+        await host.write(NAME, stored, writing)
+        target = await host.endpoint(NAME, ModelTable(), writing)
+        assert target.load is not None
+        await target.load()
+        assert loaded(triton) == [TEXT]
+
+    @pytest.mark.parametrize(
+        ("towers", "text", "graphs"),
+        [
+            ("both", True, ["image.onnx", "model.onnx"]),
+            ("text", True, ["model.onnx"]),
+            ("image", False, ["image.onnx"]),
+        ],
+    )
+    def test_only_the_tower_that_is_wanted(self, stored: Stored, towers: Any, text: bool, graphs: list[str]) -> None:
+        spec = entry_of(NAME, stored, Settings(towers=towers))
+        assert (spec.text is not None, spec.contrast is not None) == (text, towers == "both")
+        assert [spec.graph.name, *([spec.image.graph.name] if spec.image and text else [])][::-1] == graphs
+
+    def test_external_weights_of_each(self, stored: Stored) -> None:
+        for name in ("model.onnx.data", "image.onnx.data"):
+            (stored.path / name).write_bytes(b"weights")
+        spec = entry_of(NAME, stored, Settings())
+        assert spec.image is not None
+        assert [[path.name for path in data] for data in (spec.data, spec.image.data)] == [
+            ["model.onnx.data"],
+            ["image.onnx.data"],
+        ]
+
+    def test_a_model_of_pictures_alone(self, tmp_path: Path) -> None:
+        """Whatever tower is wanted: it has one."""
+        alone = stored_towers(Store(tmp_path / "home"), texts=False)
+        spec = entry_of(NAME, alone, Settings(towers="text"))
+        assert spec.image is not None
+        assert (spec.text, spec.tokenizer, spec.graph) == (None, None, spec.image.graph)
+
+
+class TestOpened:
+    async def test_texts_and_pictures_in_order(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        """Each goes to its own tower, by the parameters of the entries alone."""
+        await added(triton, stored)
+        runner = await opened(TEXT)
+        assert isinstance(runner, TritonTowers)
+        rows = await embed(runner, "fish", PICTURES[1], [5, 6], PICTURES[0])
+        np.testing.assert_allclose(rows[1], expected(PICTURES[1]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(rows[2], mean_of([5, 6]), rtol=1e-5)
+        np.testing.assert_allclose(rows[3], expected(PICTURES[0]), rtol=1e-4, atol=1e-4)
+
+    async def test_facts(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        await added(triton, stored)
+        facts = (await opened(TEXT)).facts
+        assert (facts.modalities, facts.contrast, facts.dimension) == (("text", "image"), CONTRAST, DIMENSION)
+        assert facts.space == space_of(stored)
+        assert (facts.tasks, facts.details["model"], facts.details["image_model"]) == (("embed",), TEXT, IMAGE)
+        assert "texts answered" in facts.verified
+        assert "pictures answered" in facts.verified
+
+    async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        await added(triton, stored)
+        runner = await opened(TEXT)
+        with pytest.raises(InvalidValue, match=r"input 1: the picture cannot be read"):
+            await embed(runner, "fish", Image(b"nothing"))
+        assert len(await embed(runner, "fish", PICTURES[0])) == 2
+
+    async def test_both_are_loaded(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        """An address of a model that lies in the repository and is not loaded."""
+        await added(triton, stored, loaded=False)
+        await opened(TEXT)
+        assert states(triton) == ["READY", "READY"]
+
+    async def test_both_come_back_after_a_restart(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        await added(triton, stored)
+        runner = await opened(TEXT)
+        forgotten(triton)
+        await until(lambda: states(triton) == ["READY", "READY"])
+        await until(runner.ready)
+        assert len(await embed(runner, "fish", PICTURES[0])) == 2
+
+    async def test_both_are_unloaded_and_counted(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        await added(triton, stored)
+        runner = await opened(TEXT)
+        assert [each.name for each in await runner.statistics()] == ["m/text_encoder", "m/image_encoder"]
+        await runner.aclose()
+        await runner.unload(5.0)
+        assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
+
+    async def test_without_its_image_tower(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        """The reason names what is missing; what was loaded for it goes again."""
+        await added(triton, stored, loaded=False)
+        del triton.models[IMAGE]
+        with pytest.raises(ConfigError, match=rf"its image tower is not there: .*{IMAGE}"):
+            await opened(TEXT)
+        assert states(triton) == ["UNAVAILABLE", ""]
+
+    async def test_halves_of_two_models(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+        """As after a load that was cut off between the two. Nothing that was loaded stays."""
+        await added(triton, stored, loaded=False)
+        triton.models[IMAGE].config.parameters["shoal_space"].string_value = "another"
+        with pytest.raises(ConfigError, match=r"not the two towers of one model: load it through Shoal again"):
+            await opened(TEXT)
+        assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
+
+    async def test_vectors_that_cannot_be_compared(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
+        wide = await asyncio.to_thread(
+            stored_towers, Store(tmp_path / "home"), image=msgspec.structs.replace(SPEC, dimension=5)
+        )
+        await added(triton, wide)
+        with pytest.raises(ConfigError, match="8 dimensions for texts and of 5 for pictures"):
+            await opened(TEXT)
+
+    async def test_a_dimension_that_is_wrong(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
+        await added(triton, await asyncio.to_thread(stored_towers, Store(tmp_path / "home"), texts=False))
+        with pytest.raises(ConfigError, match="8 dimensions, and the configuration says 9"):
+            await opened(TEXT, table=ModelTable(dimension=9))
+        assert (await opened(TEXT, table=ModelTable(dimension=8))).facts.dimension == 8
+
+    async def test_a_replica_of_other_pictures_stays_out(
+        self, opened: Open, triton: FakeTriton, second: FakeTriton, stored: Stored
+    ) -> None:
+        """Its texts agree, and its pictures do not."""
+        await added(triton, stored)
+        await added(second, stored)
+        agreeing = second.models[TEXT]
+        await added(second, stored, seed=1)
+        second.models[TEXT] = agreeing
+        runner = await opened(TEXT, triton, second)
+        text, image = (runner.lanes[each] for each in ("text", "image"))
+        await until(lambda: all(one.engine.ready() for one in text.replicas))
+        await until(lambda: "does not give the vectors" in image.replicas[1].engine.reason)
+        rows = [await embed(runner, PICTURES[2]) for _ in range(4)]
+        assert all(np.allclose(row, expected(PICTURES[2]), rtol=1e-4, atol=1e-4) for row in rows)
+
+    @pytest.mark.parametrize(("towers", "left"), [("text", ["READY", ""]), ("image", ["UNAVAILABLE", "READY"])])
+    async def test_one_tower(
+        self, opened: Open, triton: FakeTriton, stored: Stored, offline: Settings, towers: Any, left: list[str]
+    ) -> None:
+        """The other one is not loaded."""
+        await added(triton, stored, loaded=False)
+        runner = await opened(TEXT, settings=msgspec.structs.replace(offline, towers=towers))
+        assert isinstance(runner, TritonRunner)
+        assert states(triton) == left
+        assert (runner.facts.modalities, runner.facts.contrast) == ((towers,), None)
+        item: Any = [5, 6] if towers == "text" else PICTURES[0]
+        right = mean_of([5, 6]) if towers == "text" else expected(PICTURES[0])
+        np.testing.assert_allclose((await embed(runner, item))[0], right, rtol=1e-4, atol=1e-4)
+
+    async def test_a_classifier_of_pictures(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
+        score = ScoreSpec(labels=("cat", "dog", "fish"), activation="softmax")
+        spec = msgspec.structs.replace(SPEC, dimension=0, output="logits", score=score)
+        await added(triton, await asyncio.to_thread(stored_towers, Store(tmp_path / "home"), texts=False, image=spec))
+        runner = await opened(TEXT)
+        assert (runner.facts.tasks, runner.facts.labels) == (("classify",), ("cat", "dog", "fish"))
+        assert (runner.facts.modalities, runner.facts.space, runner.facts.vectors) == (("image",), "", ())
+        found = await runner.run(Classify(model="m", inputs=list(PICTURES)), soon())
+        assert found.scores.shape == (4, 3)
+        np.testing.assert_allclose(found.scores.sum(axis=1), 1, rtol=1e-5)
+
+    async def test_a_server_offers_it_as_one(self, tritons: Tritons, triton: FakeTriton, stored: Stored) -> None:
+        await added(triton, stored)
+        address = Address(scheme="triton", target=triton.target)
+        target = await tritons.endpoint(msgspec.structs.replace(address, model=TEXT), ModelTable(), Settings())
+        assert list(await offered(target, address)) == [NAME]
+
+
+def test_the_probe_has_pictures_unlike_each_other() -> None:
+    rows = np.stack([expected(each) for each in PICTURES])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    assert np.abs(rows @ rows.T - np.eye(len(rows))).max() < 0.95

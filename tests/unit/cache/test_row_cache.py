@@ -1,0 +1,128 @@
+"""The caches of a server: which models have one, where it lies, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.cache import RowCaches
+from shoal.config.settings import Settings
+from shoal.core.cache import MemoryCache
+from shoal.core.protocols import Counted, ModelFacts
+
+FACTS = ModelFacts(source="s", backend="local", tasks=("embed",), space="5pace", revision="r1", precision="bf16")
+ROW = Counted(np.ones(4, np.float32), 3)
+
+
+def settings(memory: int = 0, disk: int = 0) -> Settings:
+    return Settings(cache_mb=memory, cache_disk_mb=disk)
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_none_is_the_default(tmp_path: Path) -> None:
+    """No cache, no thread, no folder."""
+    caches = RowCaches(tmp_path)
+    assert caches.open("m", Settings(), FACTS, "f32") is None
+    assert caches.counts() == {}
+    await caches.aclose()
+    assert entries(tmp_path) == []
+
+
+async def test_in_memory_alone(tmp_path: Path) -> None:
+    """As many bytes as the setting says, gone with the model."""
+    caches = RowCaches(tmp_path)
+    cache = caches.open("m", settings(2), FACTS, "f32")
+    assert isinstance(cache, MemoryCache)
+    assert cache.max_bytes == 2 << 20
+    cache.put("k", ROW)
+    assert caches.counts()["m"].memory_bytes == cache.size > 0
+    caches.close("m")
+    caches.close("m")
+    assert caches.counts() == {}
+    again = caches.open("m", settings(2), FACTS, "f32")
+    assert again is not None
+    assert again.get("k") is None
+    await caches.aclose()
+    assert entries(tmp_path) == []
+
+
+async def test_on_disk_it_outlives_the_server(tmp_path: Path) -> None:
+    """With or without memory over it; all that waits is written before it ends, and no thread stays."""
+    for memory in (0, 1):
+        caches = RowCaches(tmp_path)
+        cache = caches.open("org/m", settings(memory, 1), FACTS, "f32")
+        assert cache is not None
+        cache.put(("k", memory), ROW)
+        await caches.aclose()
+        assert not [thread for thread in threading.enumerate() if "shoal-rows" in thread.name]
+    assert entries(tmp_path / "rows") == ["org~m"]
+    caches = RowCaches(tmp_path)
+    cache = caches.open("org/m", settings(0, 1), FACTS, "f32")
+    assert cache is not None
+    assert caches._writer is not None
+    caches._writer.submit(lambda: None).result()
+    assert cache.get(("k", 0)) is not None
+    assert cache.get(("k", 1)) is not None
+    assert (caches.counts()["org/m"].hits, caches.counts()["org/m"].disk_bytes > 0) == (2, True)
+    await caches.aclose()
+
+
+@pytest.mark.parametrize(
+    ("facts", "precision"),
+    [
+        (replace(FACTS, space="other"), "f32"),
+        (replace(FACTS, revision="r2"), "f32"),
+        (replace(FACTS, backend="triton"), "f32"),
+        (replace(FACTS, answers="other"), "f32"),
+        (FACTS, "bf16"),
+    ],
+    ids=["weights", "revision", "backend", "answers", "precision"],
+)
+async def test_rows_of_another_model_are_none_of_its_own(tmp_path: Path, facts: ModelFacts, precision: str) -> None:
+    """Under the same name: what computes them must be the same in everything."""
+    for each, given, expected in ((FACTS, "f32", None), (facts, precision, None), (FACTS, "f32", ROW.tokens)):
+        caches = RowCaches(tmp_path)
+        cache = caches.open("m", settings(0, 1), each, given)
+        assert cache is not None
+        assert caches._writer is not None
+        caches._writer.submit(lambda: None).result()
+        found = cache.get("k")
+        assert (found.tokens if found is not None else None) == expected
+        if each is FACTS and expected is None:
+            cache.put("k", ROW)
+        await caches.aclose()
+
+
+async def test_a_model_that_is_not_known_by_its_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server behind which another model may stand tomorrow: its rows are in memory at most, and the log says so."""
+    unknown = ModelFacts(source="s", backend="tei", tasks=("embed",))
+    caches = RowCaches(tmp_path)
+    assert caches.open("m", settings(0, 1), unknown, "f32") is None
+    assert isinstance(caches.open("m", settings(1, 1), unknown, "f32"), MemoryCache)
+    assert "does not tell which model it is" in caplog.text
+    scores = ModelFacts(source="s", backend="local", tasks=("rerank", "classify"))
+    assert caches.open("m", settings(0, 1), scores, "f32") is None
+    assert "it gives scores, and only vectors are" in caplog.text
+    await caches.aclose()
+    assert entries(tmp_path) == []
+
+
+async def test_a_model_that_wakes_finds_its_files(tmp_path: Path) -> None:
+    """Opened again while the server runs, also without having been closed."""
+    caches = RowCaches(tmp_path)
+    for number in range(3):
+        cache = caches.open("m", settings(0, 1), FACTS, "f32")
+        assert cache is not None
+        assert caches._writer is not None
+        caches._writer.submit(lambda: None).result()
+        assert all(cache.get(("k", earlier)) is not None for earlier in range(number))
+        cache.put(("k", number), ROW)
+    await caches.aclose()
+    assert len(entries(tmp_path / "rows" / "m")) == 1

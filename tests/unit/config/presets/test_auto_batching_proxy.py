@@ -1,0 +1,130 @@
+"""`--as auto-batching-proxy`: its flags, as the original's src/config.rs has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.backends import parse_served
+from shoal.config import Loaded, load
+from shoal.errors import ConfigError
+
+NAME = "auto-batching-proxy"
+
+
+def flagged(*words: str, own: dict[str, Any] | None = None, **environ: str) -> Loaded:
+    """`words`: flags of the original alone, and their values; `own`: those that Shoal has, too."""
+    foreign = dict(zip(words[::2], words[1::2], strict=True))
+    return load({"as": NAME, "foreign": foreign, **(own or {})}, environ)
+
+
+def test_without_any_flag_it_is_the_original_s_set_up() -> None:
+    """Port 3000, batches of 8 after 500 ms at the latest, 32 texts a request, TEI on port 8080, 30 s."""
+    found = flagged()
+    settings = found.settings
+    assert (settings.port, settings.max_wait_time_ms, settings.max_batch_size) == (3000, 500.0, 8)
+    assert (settings.max_inputs, settings.embed_timeout_s) == (32, 30.0)
+    assert (settings.embed_dialect, settings.batch_info, settings.log_level) == (NAME, False, "info")
+    assert found.served == ("tei+http://127.0.0.1:8080",)
+    assert [str(parse_served(each)) for each in found.served] == ["tei+http://127.0.0.1:8080"]
+    assert (found.warnings, found.sources["models"].label) == ((), f"preset {NAME}")
+
+
+def test_every_flag() -> None:
+    """The values of the original's own test, and where each came from."""
+    found = flagged(
+        *("--batch-check-interval-ms", "50"),
+        *("--include-batch-info", "true"),
+        *("--inference-url", "http://custom:9090/embed"),
+        *("--inference-timeout-secs", "60"),
+        *("--max-inference-inputs", "16"),
+        own={"port": "6000", "max_wait_time_ms": "200", "max_batch_size": "16", "log_level": "debug"},
+    )
+    settings = found.settings
+    assert (settings.port, settings.max_wait_time_ms, settings.max_batch_size) == (6000, 200.0, 16)
+    assert (settings.max_inputs, settings.embed_timeout_s, settings.batch_info) == (16, 60.0, True)
+    assert settings.log_level == "debug"
+    assert found.served == ("tei+http://custom:9090",)
+    assert found.sources["max_inputs"].label == "--max-inference-inputs"
+    assert found.sources["models"].label == "--inference-url"
+    (warning,) = found.warnings
+    assert "--batch-check-interval-ms means nothing here" in warning
+
+
+@pytest.mark.parametrize("flag", ["--batch-check-interval-ms", "--inference-timeout-secs", "--max-inference-inputs"])
+@pytest.mark.parametrize(("value", "rule"), [("0", "above 0"), ("-1", "a whole number"), ("x", "a whole number")])
+def test_zero_is_refused(flag: str, value: str, rule: str) -> None:
+    """As there; the flag is named."""
+    with pytest.raises(ConfigError, match=f"{flag}: must be {rule}") as caught:
+        flagged(flag, value)
+    assert caught.value.param == flag
+
+
+def test_zero_of_shoal_s_own() -> None:
+    """No batch is empty; but nobody need wait, which the original refuses to be told."""
+    with pytest.raises(ConfigError, match="--max-batch-size"):
+        flagged(own={"max_batch_size": "0"})
+    assert flagged(own={"max_wait_time_ms": "0"}).settings.max_wait_time_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://127.0.0.1:8080/embed", "tei+http://127.0.0.1:8080"),
+        ("http://tei/embed/", "tei+http://tei"),
+        ("https://tei.example/prefix/v2/embed", "tei+https://tei.example/prefix/v2"),
+        ("HTTP://tei:80", "tei+http://tei:80"),
+        ("http://tei:80/", "tei+http://tei:80"),
+        ("http://[::1]:8080/embed", "tei+http://[::1]:8080"),
+    ],
+)
+def test_where_the_server_is(url: str, address: str) -> None:
+    """The address of its /embed becomes that of all of it."""
+    found = flagged("--inference-url", url)
+    assert found.served == (address,)
+    assert str(parse_served(address)) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["tei:8080", "http://", "ftp://tei/embed", "http://tei/v1/embeddings", "http://tei/embed?x=1", "http://a b/embed"],
+)
+def test_what_is_no_such_address(url: str) -> None:
+    with pytest.raises(ConfigError, match="--inference-url: must be http://HOST:PORT/embed"):
+        flagged("--inference-url", url)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+def test_batch_info(value: str, expected: bool) -> None:
+    assert flagged("--include-batch-info", value).settings.batch_info is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [("normal", "info"), ("critical", "error"), ("off", "error"), ("debug", "debug"), ("info", "info")],
+)
+def test_levels_of_the_log(value: str, level: str) -> None:
+    """The original's words and Shoal's own; without the preset Shoal's alone."""
+    assert flagged(own={"log_level": value}).settings.log_level == level
+    if value != level:
+        with pytest.raises(ConfigError, match="--log-level"):
+            load({"log_level": value}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "level", "warned"),
+    [("INFO", "info", False), ("warn", "warning", False), ("trace", "debug", False), ("app=debug", "info", True)],
+)
+def test_the_variable_of_its_log(value: str, level: str, warned: bool) -> None:
+    """RUST_LOG, where it is a level; below flags and SHOAL_LOG_LEVEL."""
+    found = flagged(RUST_LOG=value)
+    assert (found.settings.log_level, bool(found.warnings)) == (level, warned)
+    assert flagged(RUST_LOG=value, SHOAL_LOG_LEVEL="error").settings.log_level == "error"
+    assert flagged(RUST_LOG=value, own={"log_level": "normal"}).settings.log_level == "info"
+
+
+def test_another_model_may_be_served_in_its_place() -> None:
+    """Arguments win: the dialect is one of any model's."""
+    found = load({"as": NAME, "models": ["fake:"]}, {})
+    assert (found.served, found.settings.port) == (("fake:",), 3000)

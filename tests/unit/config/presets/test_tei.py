@@ -1,0 +1,179 @@
+"""`--as tei`: what the flags and the environment of text-embeddings-inference come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.app import open_app
+from shoal.backends import parse_served
+from shoal.config import Loaded, check_bind, load
+from shoal.config.presets.tei import TEI
+from shoal.config.settings import ModelTable
+from shoal.errors import ConfigError
+
+
+def loaded(*words: str, **environ: str) -> Loaded:
+    """`words`: flags and their values."""
+    return load({"as": "tei", "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
+
+
+def test_alone_it_is_the_original_s_port() -> None:
+    """And its metrics; the model is Shoal's default one, and limits are Shoal's own."""
+    found = loaded()
+    assert (found.settings.port, found.settings.tei_metrics, found.settings.any_model) == (3000, True, True)
+    assert found.served == ()
+    assert (found.settings.max_inputs, found.settings.truncate) == (2048, True)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("as_flags", [False, True])
+def test_every_number_and_switch(as_flags: bool) -> None:
+    """From the environment and from the command line alike."""
+    given: dict[str, tuple[str, str, Any]] = {
+        "MAX_CONCURRENT_REQUESTS": ("512", "max_queue_items", 512),
+        "MAX_BATCH_REQUESTS": ("4", "max_batch_size", 4),
+        "MAX_CLIENT_BATCH_SIZE": ("32", "max_inputs", 32),
+        "PAYLOAD_LIMIT": ("2000000", "max_body_bytes", 2_000_000),
+        "AUTO_TRUNCATE": ("false", "truncate", False),
+        "JSON_OUTPUT": ("true", "log_format", "json"),
+        "DTYPE": ("float32", "precision", "f32"),
+        "HOSTNAME": ("0.0.0.0", "host", "0.0.0.0"),
+        "HF_API_TOKEN": ("t", "hf_token", "t"),
+        "CORS_ALLOW_ORIGIN": (
+            "https://a.example, https://b.example",
+            "cors_origins",
+            ("https://a.example", "https://b.example"),
+        ),
+    }
+    environ = {name: text for name, (text, _, _) in given.items()}
+    if as_flags:
+        words = [word for name, text in environ.items() for word in ("--" + name.lower().replace("_", "-"), text)]
+        found = loaded(*words)
+    else:
+        found = loaded(**environ, PORT="8081", MAX_BATCH_TOKENS="999", API_KEY="k", HF_TOKEN="first")
+        assert (found.settings.port, found.settings.max_batch_tokens, found.settings.api_key) == (8081, 999, ("k",))
+        given["HF_API_TOKEN"] = ("t", "hf_token", "first")
+    assert {setting: getattr(found.settings, setting) for _, setting, _ in given.values()} == {
+        setting: value for _, setting, value in given.values()
+    }
+    layer = "flag" if as_flags else "foreign"
+    assert {found.sources[setting].layer for _, setting, _ in given.values()} == {layer}
+
+
+@pytest.mark.parametrize(
+    ("environ", "served"),
+    [
+        ({"MODEL_ID": "BAAI/bge-small-en-v1.5"}, "hf:BAAI/bge-small-en-v1.5"),
+        ({"MODEL_ID": "a/b", "REVISION": "main"}, "hf:a/b@main"),
+        ({"MODEL_ID": "a/b", "SERVED_MODEL_NAME": "mine"}, "mine=hf:a/b"),
+        ({"MODEL_ID": "fake:labels=1"}, "fake:labels=1"),
+        ({"MODEL_ID": "tei+http://gpu:8080"}, "tei+http://gpu:8080"),
+    ],
+)
+def test_the_model(environ: dict[str, str], served: str) -> None:
+    """It becomes an address that the grammar takes."""
+    assert loaded(**environ).served == (served,)
+    parse_served(served)
+
+
+def test_a_folder_is_a_model(tmp_path: Path) -> None:
+    """By its path, whatever the revision."""
+    assert loaded("--model-id", str(tmp_path), "--revision", "main").served == (f"file:{tmp_path}",)
+
+
+def test_a_flag_stands_above_the_environment() -> None:
+    """As in the original; addresses on the command line stand above both."""
+    found = loaded("--model-id", "a/flag", MODEL_ID="a/variable")
+    assert (found.served, found.sources["models"].label) == (("hf:a/flag",), "--model-id")
+    assert load({"as": "tei", "models": ["hf:a/named"]}, {"MODEL_ID": "a/variable"}).served == ("hf:a/named",)
+
+
+def test_a_word_that_no_switch_takes_is_no_model() -> None:
+    """`--auto-truncate maybe` leaves an address beside --model-id: refused, so that it displaces nothing."""
+    foreign = {"--auto-truncate": "true", "--model-id": "a/flag"}
+    with pytest.raises(ConfigError, match="--model-id names the model, and so does 'maybe'") as caught:
+        load({"as": "tei", "models": ["maybe"], "foreign": foreign}, {})
+    assert caught.value.param == "--model-id"
+
+
+def test_prompts() -> None:
+    """Of the one model that is served; a text keeps the space at its end, which the model was trained with."""
+    found = loaded("--default-prompt", "query: ").table("any", served=True)
+    assert (found.prompts, found.default_prompt_name) == ({"default": "query: "}, "default")
+    assert loaded("--default-prompt", "query: ").table("loaded later") == ModelTable()
+    found = loaded(DEFAULT_PROMPT="passage: ").table("any", served=True)
+    assert found.prompts == {"default": "passage: "}
+    found = loaded(DEFAULT_PROMPT_NAME="query").table("any", served=True)
+    assert (found.prompts, found.default_prompt_name) == ({}, "query")
+
+
+async def test_a_prompt_is_for_one_model(tmp_path: Path) -> None:
+    """Of two models one would be given the other's prompt, and answer other vectors: it is named instead."""
+    loaded = load({"as": "tei", "home": str(tmp_path), "foreign": {"--default-prompt": "query: "}}, {})
+    async with open_app(loaded, ["fake:"]):
+        pass
+    with pytest.raises(ConfigError, match=r"--default-prompt is for one model, and one and two are served"):
+        async with open_app(loaded, ["one=fake:", "two=fake:"]):
+            pass
+
+
+def test_a_container_s_own_name_is_no_address() -> None:
+    """HOSTNAME is set in every container, and the original passes over it; a flag is meant."""
+    assert loaded(HOSTNAME="4f1d2c3b4a5e").settings.host == "127.0.0.1"
+    with pytest.raises(ConfigError, match="--hostname: must be an IP address, got '4f1d'"):
+        loaded("--hostname", "4f1d")
+
+
+def test_an_open_address_asks_for_a_key() -> None:
+    """0.0.0.0 is the original's default, and nobody's here."""
+    with pytest.raises(ConfigError, match="no API key is set"):
+        check_bind(loaded(HOSTNAME="0.0.0.0").settings)
+    check_bind(loaded(HOSTNAME="0.0.0.0", API_KEY="k").settings)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"POOLING": "cls"}, "POOLING is not used: a model's files tell its pooling, and /info shows it"),
+        ({"DTYPE": "float16"}, "DTYPE: float16 is left to the engine (`precision` auto)"),
+        ({"REVISION": "main"}, "REVISION counts only together with --model-id, or MODEL_ID"),
+        ({"SERVED_MODEL_NAME": "m"}, "SERVED_MODEL_NAME counts only together with --model-id, or MODEL_ID"),
+        ({"CORS_ALLOW_ORIGIN": "*"}, "CORS_ALLOW_ORIGIN: * is not used: name every origin in full"),
+        ({"OTLP_ENDPOINT": "http://o:4317"}, "OTLP_ENDPOINT means nothing here: no traces are sent"),
+        ({"TOKENIZATION_WORKERS": "4"}, "TOKENIZATION_WORKERS means nothing here"),
+        ({"HUGGINGFACE_HUB_CACHE": "/data"}, "HUGGINGFACE_HUB_CACHE means nothing here: models are kept in `home`"),
+    ],
+)
+def test_what_is_not_used_is_said(environ: dict[str, str], told: str) -> None:
+    """One warning, that begins with the name."""
+    (warning,) = loaded(**environ).warnings
+    assert warning.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"MAX_CLIENT_BATCH_SIZE": "many"}, "MAX_CLIENT_BATCH_SIZE: must be a whole number, got 'many'"),
+        ({"AUTO_TRUNCATE": "perhaps"}, "AUTO_TRUNCATE: must be true or false, got 'perhaps'"),
+        ({"DTYPE": "int8"}, "DTYPE: must be one of float32, bfloat16, float16, got 'int8'"),
+        ({"POOLING": "max"}, "POOLING: must be one of cls, mean, splade, last-token, got 'max'"),
+        ({"PORT": "70000"}, "PORT: must be a whole number from 0 to 65535, got 70000"),
+        ({"DEFAULT_PROMPT": "a", "DEFAULT_PROMPT_NAME": "b"}, "DEFAULT_PROMPT: DEFAULT_PROMPT_NAME is given, too"),
+    ],
+)
+def test_wrong_values(environ: dict[str, str], told: str) -> None:
+    """Named by the variable at fault."""
+    with pytest.raises(ConfigError) as caught:
+        loaded(**environ)
+    assert caught.value.message.startswith(told)
+    assert caught.value.param == next(iter(environ))
+
+
+def test_every_flag_has_its_variable() -> None:
+    """As in the original; the four that Shoal has itself are Shoal's."""
+    flags = {"--" + name.lower().replace("_", "-") for name in TEI.variables}
+    assert flags - TEI.flags.keys() == {"--port", "--api-key", "--hf-token", "--max-batch-tokens"}
+    assert TEI.switches <= TEI.flags.keys()

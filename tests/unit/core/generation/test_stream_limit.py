@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from shoal.core.generation.stream_limit import StreamLimit
+from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.types import Context
+from tests.unit.core.conftest import Run, gathered, until
+
+
+def by(client: str, seconds: float = 1000.0) -> Context:
+    return Context(id="r", deadline=time.monotonic() + seconds, client=client)
+
+
+async def hold(limit: StreamLimit, ctx: Context, order: list[str], release: asyncio.Event | None = None) -> None:
+    async with limit.permit(ctx):
+        order.append(ctx.client)
+        if release is not None:
+            await release.wait()
+
+
+async def test_a_free_place_is_had_at_once() -> None:
+    """Up to the limit nobody waits; all places come back."""
+    limit = StreamLimit(2)
+    async with limit.permit(by("a")), limit.permit(by("a")):
+        assert limit.free == 0
+    assert limit.free == 2
+
+
+async def test_a_stream_that_fails_gives_its_place_back() -> None:
+    """Whatever happened inside."""
+    limit = StreamLimit(1)
+    with pytest.raises(ZeroDivisionError):
+        async with limit.permit(by("a")):
+            raise ZeroDivisionError
+    assert limit.free == 1
+
+
+async def test_clients_take_turns_not_requests() -> None:
+    """Five waiting streams of one client and two of another alternate while both wait."""
+    limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(limit, by("holder"), order, release))
+    await until(lambda: limit.free == 0)
+    names = ["greedy"] * 5 + ["modest"] * 2
+    waiting = [asyncio.create_task(hold(limit, by(name), order)) for name in names]
+    await until(lambda: sum(map(len, limit._waiting.values())) == 7)
+    release.set()
+    await asyncio.gather(first, *waiting)
+    assert order == ["holder", "greedy", "modest", "greedy", "modest", "greedy", "greedy", "greedy"]
+    assert (limit.free, limit._waiting) == (1, {})
+
+
+async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
+    """The place is handed over in the moment it comes free; nobody takes it in between."""
+    limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(limit, by("holder"), order, release))
+    await until(lambda: limit.free == 0)
+    waits = asyncio.create_task(hold(limit, by("waits"), order))
+    await until(lambda: "waits" in limit._waiting)
+    release.set()
+    await first
+    await asyncio.gather(hold(limit, by("new"), order), waits)
+    assert order == ["holder", "waits", "new"]
+
+
+async def test_cancelled_in_the_moment_of_hand_over_passes_the_place_on() -> None:
+    """The place was its own already, but it never ran: the next one gets it."""
+    limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(limit, by("holder"), order, release))
+    await until(lambda: limit.free == 0)
+    gone, stays = (asyncio.create_task(hold(limit, by(name), order)) for name in ("gone", "stays"))
+    await until(lambda: len(limit._waiting) == 2)
+    release.set()
+    await until(lambda: "gone" not in limit._waiting)
+    gone.cancel()
+    assert isinstance((await gathered(gone))[0], asyncio.CancelledError)
+    await asyncio.gather(first, stays)
+    assert order == ["holder", "stays"]
+    assert limit.free == 1
+
+
+async def test_cancelled_while_waiting_leaves_the_queue() -> None:
+    """The others of its client keep their order, and a client with nobody left is forgotten."""
+    limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(limit, by("holder"), order, release))
+    await until(lambda: limit.free == 0)
+    alone, one, two = (asyncio.create_task(hold(limit, by(name), order)) for name in ("alone", "pair", "pair"))
+    await until(lambda: sum(map(len, limit._waiting.values())) == 3)
+    for task in (alone, one):
+        task.cancel()
+    await gathered(alone, one)
+    assert list(limit._waiting) == ["pair"]
+    release.set()
+    await asyncio.gather(first, two)
+    assert (order, limit.free) == (["holder", "pair"], 1)
+
+
+def test_waiting_ends_at_the_deadline(virtual: Run[None]) -> None:
+    """With DeadlineExceeded, at that time, and without a trace."""
+
+    async def main() -> None:
+        limit, loop = StreamLimit(1), asyncio.get_running_loop()
+        async with limit.permit(by("holder")):
+            begun = loop.time()
+            with pytest.raises(DeadlineExceeded, match="try again later"):
+                async with limit.permit(by("late", 7.0)):
+                    raise AssertionError("it has no place")
+            assert loop.time() - begun == pytest.approx(7.0, abs=0.05)
+            assert not limit._waiting
+        assert limit.free == 1
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_are_never_lost_nor_doubled(virtual: Run[None], seed: int) -> None:
+    """Random holds, cancels and deadlines: never more inside than the limit, and all places come back."""
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        places = chance.randint(1, 4)
+        limit = StreamLimit(places)
+        inside: Counter[str] = Counter()
+
+        async def life() -> None:
+            await asyncio.sleep(chance.random())
+            client = chance.choice("abc")
+            async with limit.permit(by(client, chance.choice([0.05, 1000.0]))):
+                inside[client] += 1
+                assert inside.total() <= places
+                try:
+                    await asyncio.sleep(chance.choice([0.0, 0.01, 0.1]))
+                finally:
+                    inside[client] -= 1
+
+        tasks = [asyncio.create_task(life()) for _ in range(100)]
+        for _ in range(30):
+            await asyncio.sleep(chance.random() * 0.05)
+            chance.choice(tasks).cancel()
+        outcomes = await gathered(*tasks)
+        expected = DeadlineExceeded | Overloaded | asyncio.CancelledError
+        assert not [o for o in outcomes if o is not None and not isinstance(o, expected)]
+        assert outcomes.count(None) > 20
+        assert (limit.free, limit._waiting, inside.total()) == (places, {}, 0)
+
+    virtual(main)
+
+
+async def test_who_would_wait_too_long_is_refused() -> None:
+    """At the pace at which places came free: one in ten seconds, six of others before, clients in turn."""
+    now = 100.0
+    limit, order = StreamLimit(1, clock=lambda: now), list[str]()
+
+    async def waits(client: str, seconds: float) -> asyncio.Task[None]:
+        before = limit.waiting
+        task = asyncio.create_task(hold(limit, Context(id="r", deadline=now + seconds, client=client), order))
+        await until(lambda: limit.waiting > before or task.done())
+        return task
+
+    places = [limit.permit(Context(id="r", deadline=now + 1000, client="a")) for _ in range(6)]
+    await places[0].__aenter__()
+    for here, there in itertools.pairwise(places):
+        entering = asyncio.create_task(there.__aenter__())
+        await until(lambda: limit.waiting == 1)
+        now += 10
+        await here.__aexit__(None, None, None)
+        await entering
+    waiting = [await waits("a", 1000) for _ in range(6)]
+    with pytest.raises(Overloaded, match=r"about 70\.0 s and the request has 30\.0 s") as caught:
+        await (await waits("a", 30))
+    assert caught.value.retry_after is not None
+    assert caught.value.retry_after >= 30
+    waiting.append(await waits("b", 30))  # its turn is the second
+    await places[-1].__aexit__(None, None, None)
+    await asyncio.gather(*waiting)
+    assert order[:2] == ["a", "b"]
+    assert limit.free == 1

@@ -1,0 +1,233 @@
+"""Models whose runner stops for good while they are loaded: said everywhere, and cured by a load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake.model import FakeScript
+from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lifecycle.events import Event
+from shoal.core.protocols import Breakable, ModelFacts
+from shoal.core.registry import Model
+from shoal.core.routing import ByTask
+from shoal.errors import Crashed, InternalError, ModelFailed, ShoalError, TransportFailed
+from tests.unit.core.conftest import Run, until
+from tests.unit.core.lanes import context, embed, make_lane
+from tests.unit.core.lives import House, Life, read
+from tests.unit.core.runners import Embedder
+
+REASON = InternalError("the batcher stopped")
+
+
+class Fragile(Life):
+    """Breaks when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 0.1, ("embed",))
+        self.tell: Callable[[ShoalError], None] | None = None
+
+    def when_broken(self, call: Callable[[ShoalError], None]) -> None:
+        self.tell = call
+
+    def breaks(self, error: ShoalError = REASON) -> None:
+        assert self.tell is not None
+        self.is_ready = False
+        self.tell(error)
+
+
+def fragile(house: House) -> list[Fragile]:
+    """Every runner that is opened from now on can break; the list holds them."""
+    opened: list[Fragile] = []
+    real = house.loads.open
+
+    async def open_fragile(plan: Any, report: Any) -> Fragile:
+        await real(plan, report)
+        house.loads.runners[-1] = one = Fragile(plan.name)
+        opened.append(one)
+        return one
+
+    house.loads.open = open_fragile  # type: ignore[method-assign]
+    return opened
+
+
+def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through every runner that stands before it; what asked is answered first."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript())
+        batched = BatchedRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",)))
+        runner = ByTask([batched, Embedder(("generate",))])
+        assert isinstance(runner, Breakable)
+        model = Model("m")
+        model.loaded(runner)
+        runner.when_broken(lambda error: model.broke(runner, error))
+
+        def explode(*args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(lane._planner, "take", explode)
+        with pytest.raises(InternalError, match="load it again or restart the server"):
+            await runner.run(embed("a"), context())
+        assert not model.able()
+        assert (model.state, model.card().broken) == ("failed", True)
+        with pytest.raises(ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: load it"):
+            model.ready_runner()
+
+    virtual(main)
+
+
+def test_a_broken_model_says_so_and_is_loaded_anew(virtual: Run[None]) -> None:
+    """Its card, its event, readiness; a load closes the old runner and opens another."""
+
+    async def main() -> None:
+        house = House()
+        opened, events = fragile(house), list[Event]()
+        reader = asyncio.create_task(read(house, events))
+        await house.life.add(house.loads.plan("a")).wait()
+        assert house.gateway.ready()
+        opened[0].breaks()
+        card = house.gateway.model("a")
+        assert (card.state, card.error, card.facts is not None) == ("failed", REASON.message, True)
+        assert not house.gateway.ready()
+        with pytest.raises(ModelFailed, match="'a' stopped working"):
+            await house.ask("a")
+        job = house.life.load("a")
+        await job.wait()
+        assert job.changed
+        assert (opened[0].closed, opened[1].closed) == (1, 0)
+        assert house.gateway.model("a").error is None
+        assert house.gateway.ready()
+        await house.ask("a")
+        opened[0].breaks()  # the old one has no say any longer
+        assert house.gateway.ready()
+        assert [log[0] for log in house.loads.log] == ["fetch", "open", "close", "fetch", "open"]
+        await house.life.aclose()
+        await reader
+        statuses = [event.data["status"] for event in events if event.name == "model_status"]
+        assert [each for at, each in enumerate(statuses) if at == 0 or statuses[at - 1] != each] == [
+            "loading",
+            "loaded",
+            "failed",
+            "loading",
+            "loaded",
+        ]
+
+    virtual(main)
+
+
+def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None]) -> None:
+    """The server that it was on may be gone; and a second failure leaves the model there, as failed."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        opened[0].breaks()
+        house.loads.errors["close", "a"] = TransportFailed("the server is gone")
+        house.loads.errors["open", "a"] = TransportFailed("the server is gone")
+        with pytest.raises(TransportFailed):
+            await house.life.load("a").wait()
+        card = house.gateway.model("a")
+        assert (card.state, card.broken, opened[0].closed) == ("failed", False, 1)
+        with pytest.raises(ModelFailed, match="'a' failed to load: the server is gone"):
+            await house.ask("a")
+        house.loads.errors.clear()
+        await house.loaded("a")
+        await house.ask("a")
+
+    virtual(main)
+
+
+def test_a_model_that_cannot_answer_is_loaded_anew(virtual: Run[None]) -> None:
+    """Its server let go of it: nothing broke here, but whoever loads it wants it to answer."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        assert not house.life.load("a").changed
+        opened[0].is_ready = False
+        job = house.life.load("a")
+        await job.wait()
+        assert (job.changed, opened[0].closed, len(opened)) == (True, 1, 2)
+        await house.ask("a")
+
+    virtual(main)
+
+
+def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
+    """Its runner is closed, and nothing is left of it."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        opened[0].breaks()
+        await house.life.unload("a").wait()
+        assert (house.state("a"), opened[0].closed) == ("gone", 1)
+
+    virtual(main)
+
+
+def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
+    """It goes to sleep for them, and wakes well; loading it anew does not count it twice."""
+
+    async def main() -> None:
+        house = House(max_loaded_models=1)
+        opened = fragile(house)
+        await house.loaded("a")
+        opened[0].breaks()
+        await house.loaded("a")
+        opened[1].breaks()
+        await house.loaded("b")
+        assert house.states("a", "b") == ["unloaded", "ready"]
+        await house.ask("a")
+        assert house.states("a", "b") == ["ready", "unloaded"]
+        assert [one.closed for one in opened] == [1, 1, 1, 0]
+
+    virtual(main)
+
+
+def test_a_model_whose_process_died_comes_back_with_the_next_request(virtual: Run[None]) -> None:
+    """Once; one that dies again at once is failed, with the reason, until it is loaded; after a while it may again."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        for at, pause in ((0, 100.0), (1, 10.0)):
+            opened[at].breaks(Crashed("its process died"))
+            assert (house.state("a"), house.gateway.ready()) == ("unloading", True)
+            await house.ask("a")
+            assert (house.state("a"), opened[at].closed) == ("ready", 1)
+            await asyncio.sleep(pause)
+        opened[2].breaks(Crashed("its process died"))
+        with pytest.raises(ModelFailed, match="'a' stopped working: its process died"):
+            await house.ask("a")
+        await house.loaded("a")
+        assert house.state("a") == "ready"
+
+    virtual(main)
+
+
+def test_a_model_that_dies_in_the_middle_of_something_is_failed(virtual: Run[None]) -> None:
+    """What goes on with it decides what becomes of it; so also without a plan to load it by."""
+
+    async def main() -> None:
+        house = House()
+        opened = fragile(house)
+        await house.loaded("a")
+        model = house.registry.find("a")
+        model.enter()
+        unload = house.life.unload("a")
+        await until(lambda: house.state("a") == "unloading")
+        opened[0].breaks(Crashed("its process died"))
+        model.leave()
+        await unload.wait()
+        assert house.state("a") == "gone"
+
+    virtual(main)

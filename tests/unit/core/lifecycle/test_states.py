@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from itertools import product
+from typing import get_args
+
+import pytest
+
+from shoal.core.lifecycle.states import Happening, State, after
+from shoal.errors import InternalError
+
+ALLOWED: dict[tuple[State, Happening], State] = {
+    ("loading", "loaded"): "ready",
+    ("loading", "load_failed"): "failed",
+    ("loading", "rest"): "unloaded",
+    ("loading", "unload"): "unloading",
+    ("ready", "broke"): "failed",
+    ("ready", "unload"): "unloading",
+    ("failed", "recovered"): "ready",
+    ("failed", "load"): "loading",
+    ("failed", "unload"): "unloading",
+    ("unloading", "closed"): "unloaded",
+    ("unloaded", "load"): "loading",
+}
+EVERY = list(product(get_args(State), get_args(Happening)))
+
+
+@pytest.mark.parametrize(("state", "event"), EVERY)
+def test_every_state_meets_every_event(state: State, event: Happening) -> None:
+    """Each pair leads where the table says, or is refused as a bug; there is no third way."""
+    if (state, event) in ALLOWED:
+        assert after(state, event) == ALLOWED[state, event]
+    else:
+        with pytest.raises(InternalError, match=f"{state} .*'{event}'"):
+            after(state, event)
+
+
+def test_no_state_is_a_trap() -> None:
+    """From every state each other state can be reached."""
+    for start in get_args(State):
+        reached, edge = {start}, [start]
+        while edge:
+            state = edge.pop()
+            for (was, _), follows in ALLOWED.items():
+                if was == state and follows not in reached:
+                    reached.add(follows)
+                    edge.append(follows)
+        assert reached == set(get_args(State))

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.scheduling.admission import BULK_ABOVE, RATE_WINDOW_S, Admission, Permit, traffic_of
+from shoal.errors import Overloaded
+from shoal.types import Context, Embed, Generate, TrafficClass
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def admission(max_items: int = 16) -> tuple[Admission, Clock]:
+    clock = Clock()
+    return Admission(max_items, clock, jitter=lambda: 0.0), clock
+
+
+@pytest.mark.parametrize(
+    ("items", "told", "expected"),
+    [
+        (BULK_ABOVE, None, "interactive"),
+        (BULK_ABOVE + 1, None, "bulk"),
+        (1, "bulk", "bulk"),
+        (500, "interactive", "interactive"),
+    ],
+)
+def test_size_decides_the_class_unless_it_is_told(items: int, told: TrafficClass | None, expected: str) -> None:
+    """More than BULK_ABOVE inputs travel as bulk; what a key or header says stands above that."""
+    context = Context(id="r", deadline=0.0, traffic=told)
+    assert traffic_of(Embed(model="m", inputs=["x"] * items), context) == expected
+
+
+def test_generation_is_interactive() -> None:
+    """A stream has one prompt, whatever its length."""
+    assert traffic_of(Generate(model="m", prompts=["x " * 100]), Context(id="r", deadline=0.0)) == "interactive"
+
+
+def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
+    """Who looks for the number in the configuration finds it."""
+    gate, _ = admission(8)
+    gate.admit("a", "bulk", 6, 60)
+    with pytest.raises(Overloaded, match=r"limit of 8 \(max_queue_items\), 1 of them kept for interactive"):
+        gate.admit("b", "bulk", 2, 20)
+    gate.admit("b", "interactive", 2, 20)
+    with pytest.raises(Overloaded, match=r"1 more exceed the limit of 8 \(max_queue_items\):"):
+        gate.admit("c", "interactive", 1, 10)
+
+
+def test_full_queue_refuses_with_a_time_to_come_back() -> None:
+    """The item that does not fit is refused, the one that just fits is not, and nothing was counted for a refusal."""
+    gate, _ = admission(16)
+    gate.admit("a", "interactive", 8, 80)
+    gate.admit("b", "interactive", 7, 70)
+    with pytest.raises(Overloaded, match="max_queue_items") as caught:
+        gate.admit("c", "interactive", 2, 20)
+    assert caught.value.retry_after == 1.0
+    assert (gate.items, gate.tokens) == (15, 150)
+    gate.admit("c", "interactive", 1, 10)
+    assert gate.items == 16
+
+
+def test_one_client_holds_at_most_half_of_a_class() -> None:
+    """Its second request may fill its half and not more; others, and its own other class, may come."""
+    gate, _ = admission(16)
+    gate.admit("a", "bulk", 5, 0)
+    with pytest.raises(Overloaded, match="share of 8"):
+        gate.admit("a", "bulk", 4, 0)
+    gate.admit("a", "bulk", 3, 0)
+    gate.admit("a", "interactive", 1, 0)
+    gate.admit("b", "interactive", 7, 0)
+    assert gate.items == 16
+
+
+def test_bulk_leaves_room_for_single_texts() -> None:
+    """However many bulk clients there are, an eighth of the queue is not theirs."""
+    gate, _ = admission(16)
+    for client in "abcdefg":
+        gate.admit(client, "bulk", 2, 0)
+    with pytest.raises(Overloaded, match=r"limit of 16 .* 2 of them kept"):
+        gate.admit("h", "bulk", 1, 0)
+    gate.admit("h", "interactive", 2, 0)
+
+
+@pytest.mark.parametrize("traffic", ["interactive", "bulk"])
+def test_empty_queue_admits_any_size(traffic: TrafficClass) -> None:
+    """No legal request is refused for its size alone."""
+    gate, _ = admission(16)
+    permit = gate.admit("a", traffic, 2048, 0)
+    gate.release(permit)
+    gate.admit("a", traffic, 2048, 0)
+    assert gate.items == 2048
+
+
+def test_permit_is_given_back_once() -> None:
+    """A second release changes nothing, nor does a correction after it."""
+    gate, _ = admission(16)
+    kept = gate.admit("a", "interactive", 3, 30)
+    gone = gate.admit("a", "interactive", 2, 20)
+    gate.release(gone)
+    gate.release(gone)
+    gate.correct(gone, 500)
+    assert (gate.items, gate.tokens) == (3, 30)
+    gate.release(kept)
+    assert (gate.items, gate.tokens) == (0, 0)
+
+
+def test_correction_replaces_the_estimate() -> None:
+    """The true count stands for the guess, up or down, and leaves with the permit."""
+    gate, _ = admission(16)
+    permit = gate.admit("a", "interactive", 1, 30)
+    for true in (50, 20):
+        gate.correct(permit, true)
+        assert gate.tokens == true
+    gate.release(permit)
+    assert gate.tokens == 0
+
+
+def drained(seconds: float, items: int) -> Admission:
+    """A full queue of 16 from which `items` left one by one, evenly over `seconds`; the last just now."""
+    gate, clock = admission(16)
+    for _ in range(items):
+        gate.release(gate.admit("past", "interactive", 1, 0))
+        clock.now += seconds / items
+    gate.admit("a", "interactive", 16, 0)
+    return gate
+
+
+@pytest.mark.parametrize(
+    ("seconds", "items", "excess", "expected"), [(5, 10, 6, 3.0), (8, 4, 100, 30.0), (1, 90, 1, 1.0)]
+)
+def test_retry_after_follows_the_drain_rate(seconds: float, items: int, excess: int, expected: float) -> None:
+    """Ten items in 5 s: six more take 3 s. Never under 1 s nor over 30 s."""
+    with pytest.raises(Overloaded) as caught:
+        drained(seconds, items).admit("b", "interactive", excess, 0)
+    assert caught.value.retry_after == pytest.approx(expected)
+
+
+def test_old_departures_are_forgotten() -> None:
+    """What left longer ago than the window says nothing about now."""
+    gate, clock = admission(16)
+    gate.release(gate.admit("a", "interactive", 1, 0))
+    clock.now += RATE_WINDOW_S + 0.1
+    gate.admit("a", "interactive", 16, 0)
+    with pytest.raises(Overloaded) as caught:
+        gate.admit("b", "interactive", 16, 0)
+    assert caught.value.retry_after == 1.0
+
+
+def test_share_refusal_says_when_too() -> None:
+    """The client's own excess over the rate, not the queue's."""
+    gate, clock = admission(16)
+    for _ in range(4):
+        gate.release(gate.admit("past", "interactive", 1, 0))
+        clock.now += 1.0
+    gate.admit("a", "interactive", 8, 0)
+    with pytest.raises(Overloaded, match="share") as caught:
+        gate.admit("a", "interactive", 3, 0)
+    assert caught.value.retry_after == pytest.approx(3.0)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from("abc"), st.sampled_from(["interactive", "bulk"]), st.integers(1, 20)),
+            st.integers(0, 30),
+        ),
+        max_size=60,
+    )
+)
+def test_counts_are_those_of_the_permits_held(steps: list[tuple[str, TrafficClass, int] | int]) -> None:
+    """Whatever comes and goes: the count is the sum of held permits, and over the limit only by one lone request."""
+    gate, _ = admission(16)
+    held: list[Permit] = []
+    for step in steps:
+        if isinstance(step, int):
+            if held:
+                gate.release(held.pop(step % len(held)))
+        else:
+            try:
+                held.append(gate.admit(*step, tokens=step[2] * 10))
+            except Overloaded:
+                assert held
+        assert gate.items == sum(permit.items for permit in held)
+        assert gate.tokens == 10 * gate.items
+        assert gate.items <= 16 or max(permit.items for permit in held) > 16 - 1 or len(held) == 1
+    for permit in held:
+        gate.release(permit)
+    assert (gate.items, gate.tokens, dict(gate._flows)) == (0, 0, {})

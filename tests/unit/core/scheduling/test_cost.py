@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.protocols import CostModel
+from shoal.core.scheduling.cost import OnlineCost
+
+fixeds = st.floats(0.0001, 0.02)
+slopes = st.floats(1e-6, 1e-3)
+
+
+def test_begins_with_the_prior() -> None:
+    """Before any batch the warm-up's model stands."""
+    prior = CostModel(0.002, 0.00003)
+    assert OnlineCost(prior).model is prior
+
+
+@settings(max_examples=60)
+@given(fixed=fixeds, slope=slopes, noise=st.floats(0, 0.1), seed=st.integers(0, 1000))
+def test_fits_a_line_through_noise(fixed: float, slope: float, noise: float, seed: int) -> None:
+    """After 300 batches of mixed sizes predictions are within twice the noise of the truth, whatever the prior was."""
+    chance = random.Random(seed)
+    cost = OnlineCost(CostModel())
+    for _ in range(300):
+        tokens = chance.choice([16, 64, 256, 1024, 4096])
+        cost.observe(tokens, (fixed + slope * tokens) * (1 + chance.uniform(-noise, noise)))
+    for tokens in (64, 1024, 4096):
+        assert cost.model.seconds(tokens) == pytest.approx(
+            fixed + slope * tokens, rel=2 * noise + 0.05, abs=noise * slope * 4096
+        )
+
+
+@settings(max_examples=200)
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 20000), st.floats(1e-6, 100.0)), max_size=60),
+    fixed=fixeds,
+    slope=slopes,
+)
+def test_never_negative(batches: list[tuple[int, float]], fixed: float, slope: float) -> None:
+    """Whatever was seen, more tokens never cost less and nothing costs less than nothing."""
+    cost = OnlineCost(CostModel(fixed, slope))
+    for tokens, seconds in batches:
+        cost.observe(tokens, seconds)
+        assert cost.model.fixed >= 0
+        assert cost.model.per_token > 0
+        assert cost.model.seconds(1) > 0
+
+
+@pytest.mark.parametrize("factor", [5.0, 0.2])
+def test_follows_a_change_of_scale(factor: float) -> None:
+    """A machine that becomes slower or faster is believed after about a hundred batches."""
+    chance, truth = random.Random(1), CostModel(0.002, 0.00002)
+    cost = OnlineCost(truth)
+    for scale in (1.0, factor):
+        for _ in range(150):
+            tokens = chance.choice([32, 256, 2048])
+            cost.observe(tokens, truth.seconds(tokens) * scale)
+        for tokens in (32, 2048):
+            assert cost.model.seconds(tokens) == pytest.approx(truth.seconds(tokens) * scale, rel=0.3)
+
+
+def test_one_slow_batch_does_not_decide() -> None:
+    """A single batch of ten times its time moves predictions by less than half."""
+    chance, truth = random.Random(1), CostModel(0.002, 0.00002)
+    cost = OnlineCost(truth)
+    for _ in range(200):
+        tokens = chance.choice([32, 256, 2048])
+        cost.observe(tokens, truth.seconds(tokens))
+    cost.observe(256, truth.seconds(256) * 10)
+    assert cost.model.seconds(256) == pytest.approx(truth.seconds(256), rel=0.5)
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.5])
+def test_batches_of_one_size_move_the_scale_not_the_shape(factor: float) -> None:
+    """Slope and offset cannot be told apart: both grow or shrink alike."""
+    prior = CostModel(0.002, 0.00002)
+    cost = OnlineCost(prior)
+    for _ in range(600):
+        cost.observe(512, prior.seconds(512) * factor)
+    assert cost.model.seconds(512) == pytest.approx(prior.seconds(512) * factor, rel=0.05)
+    before = cost.model.fixed / cost.model.per_token
+    cost.observe(512, prior.seconds(512) * factor * 2)
+    assert cost.model.fixed / cost.model.per_token == pytest.approx(before)
+    assert cost.model.seconds(512) > prior.seconds(512) * factor
+
+
+def test_a_cost_that_bends_upwards_keeps_its_mean() -> None:
+    """Long batches dearer than in proportion: no negative offset, and the line still meets the middle."""
+    cost = OnlineCost(CostModel())
+    for _ in range(300):
+        cost.observe(64, 0.001)
+        cost.observe(1024, 0.1)
+    assert cost.model.fixed == pytest.approx(0, abs=1e-9)
+    assert cost.model.seconds(544) == pytest.approx(0.0505, rel=0.05)

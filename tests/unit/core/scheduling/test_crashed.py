@@ -1,0 +1,109 @@
+"""An item that kills the process it is computed in: found, told, and nobody's ruin but its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
+from shoal.core.protocols import Tensors
+from shoal.core.scheduling.isolation import Trial, next_step
+from shoal.core.scheduling.replica import Replica
+from shoal.errors import Crashed
+from shoal.types import Array
+from tests.unit.core.conftest import Run
+from tests.unit.core.lanes import context, embed, make_lane, right
+
+LETHAL = "lethal-item"
+
+
+class Mortal(FakeEngine):
+    """Dies of a batch that holds LETHAL, with all that is in flight, and is back half a second later."""
+
+    def __init__(self, script: FakeScript, name: str = "mortal") -> None:
+        super().__init__(script, name)
+        self.deaths = 0
+        self._grave = asyncio.Event()
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        if (inputs["ids"] == word_id(LETHAL)).any():
+            await asyncio.sleep(0.005)
+            self.die()
+        grave = self._grave
+        answer = asyncio.ensure_future(super().infer(inputs, outputs, params, deadline))
+        death = asyncio.ensure_future(grave.wait())
+        try:
+            await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
+            if grave.is_set():
+                raise Crashed("the process died")
+            return answer.result()
+        finally:
+            answer.cancel()
+            death.cancel()
+            await asyncio.gather(answer, death, return_exceptions=True)
+
+    def die(self) -> None:
+        self.deaths += 1
+        self._grave.set()
+        self._grave = asyncio.Event()
+        self.online = False
+        asyncio.get_running_loop().call_later(0.5, setattr, self, "online", True)
+        raise Crashed("the process died")
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> None:
+    """Whatever ran with it or beside it is answered, and the process dies of it twice at most."""
+
+    async def main() -> None:
+        script = FakeScript(delay_ms=20, slots=slots, parallel=1, max_batch_size=4)
+        lane = make_lane(script)
+        lane.replicas[:] = [Replica(engine := Mortal(script))]
+        texts = [f"fine {number}" for number in range(9)]
+        texts.insert(0 if first else 5, LETHAL)
+        asked = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for text, answer in zip(texts, answers, strict=True):
+            if text == LETHAL:
+                assert isinstance(answer, Crashed)
+            else:
+                assert not isinstance(answer, BaseException), (text, answer)
+                assert right(answer, [text])
+        assert 1 <= engine.deaths <= 2
+        await lane.aclose()
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("items", "shared", "expected"),
+    [(1, False, "fail"), (1, True, "singles"), (3, False, "singles"), (3, True, "singles")],
+)
+def test_who_is_to_blame(items: int, shared: bool, expected: str) -> None:
+    """One item on a replica that it had for itself; in every other case it may have been another."""
+    assert next_step(Crashed("x"), items, Trial(0), replica_ready=False, shared=shared) == expected
+
+
+async def test_a_replica_that_crashed_takes_one_at_a_time() -> None:
+    """Until as many batches ran as there were suspects; those that ran before do not count."""
+    replica = Replica(FakeEngine(FakeScript(slots=3)))
+    before = replica.start(0.0)
+    replica.crashed(2)
+    assert not replica.free(0.0)
+    assert replica.again(0.0) is None
+    replica.end(before, 0.0)
+    for _ in range(2):
+        turn = replica.start(0.0)
+        assert not replica.free(0.0)
+        replica.end(turn, 0.0)
+    first, second = replica.start(0.0), replica.start(0.0)
+    assert (first.shared, second.shared) == (True, True)
+    replica.end(first, 0.0)
+    replica.end(second, 0.0)
+    assert not replica.start(0.0).shared

@@ -1,0 +1,73 @@
+"""How long queued work is thought to take."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.core.protocols import CostModel, EngineFacts
+from shoal.core.scheduling.drain_rate import LEAST_BATCHES, DrainRate, Finished
+from shoal.core.scheduling.planner import Limits
+
+COST = CostModel(0.01, 0.0001)
+FACTS = EngineFacts(name="a", inputs=(), outputs=(), cost=COST, max_batch_size=16)
+
+
+def drained(rate: DrainRate, seconds: float, *, items: int = 4, padding: float = 1.0, full: bool = False) -> None:
+    """Batches of texts of 50 tokens, one after the other, each after so many seconds."""
+    batch = Finished(FACTS, items, 50 * items, round(50 * items * padding), full)
+    for number in range(60):
+        rate.finished(seconds * number, batch, 1, saturated=True)
+
+
+def test_nothing_is_known_before_some_batches_ended_under_load() -> None:
+    rate = DrainRate(Limits())
+    batch = Finished(FACTS, 1, 50, 50, False)
+    for number in range(10):
+        rate.finished(float(number), batch, 1, saturated=False)
+    assert not rate.known
+    for number in range(LEAST_BATCHES + 1):
+        assert not rate.known
+        rate.finished(10.0 + number, batch, 1, saturated=True)
+    assert rate.known
+
+
+def test_as_the_cost_model_says_in_full_batches() -> None:
+    """40 ms hold 300 tokens, of which texts of 50 make 6: 80 items take 13.3 of them."""
+    rate = DrainRate(Limits())
+    drained(rate, COST.seconds(200))
+    assert rate.pace == pytest.approx(1.0)
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(4000 / 300 * 0.04)
+    assert rate.seconds(50, 1, [FACTS]) == pytest.approx(COST.seconds(50))
+    assert rate.seconds(4000, 80, [FACTS, FACTS]) == pytest.approx(4000 / 600 * 0.04)
+    assert rate.seconds(4000, 80, []) == 0.0
+
+
+def test_lone_requests_do_not_make_the_lane_look_slow() -> None:
+    """Batches of one are a quarter as efficient as full ones: what is queued would be run in full ones."""
+    rate = DrainRate(Limits())
+    drained(rate, COST.seconds(50), items=1)
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(4000 / 300 * 0.04)
+
+
+def test_what_really_took_longer_takes_longer() -> None:
+    """Answers are written, others use the cores: half as long again. Full batches that hold less count as well."""
+    rate = DrainRate(Limits())
+    drained(rate, 1.5 * COST.seconds(200))
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(1.5 * 4000 / 300 * 0.04)
+    rate = DrainRate(Limits())
+    drained(rate, COST.seconds(100), items=2, full=True)
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(40 * COST.seconds(100))
+
+
+def test_padding_is_work() -> None:
+    rate = DrainRate(Limits())
+    drained(rate, COST.seconds(400), padding=2.0)
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(8000 / 300 * 0.04, rel=0.01)
+
+
+def test_items_and_tokens_bound_a_batch() -> None:
+    """Calls of 10 ms that hold 16 short texts, or 100 tokens."""
+    rate = DrainRate(Limits())
+    assert rate.seconds(320, 320, [FACTS]) == pytest.approx(20 * COST.seconds(16))
+    rate = DrainRate(Limits(max_batch_tokens=100))
+    assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(40 * COST.seconds(100))

@@ -1,0 +1,205 @@
+"""A lane with a replica that answers at once, and wrongly: it would attract nearly all the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake.model import FakeEngine, FakeScript
+from shoal.core.protocols import Tensors
+from shoal.core.scheduling.ejection import FIRST_PAUSE_S, MAX_FAILURES
+from shoal.core.scheduling.isolation import RETRY_RESERVE, RetryBudget
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import EngineFailed, InputRejected, ShoalError, UpstreamFailed
+from shoal.types import Array
+from tests.unit.core.conftest import Run, gathered, until
+from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
+from tests.unit.core.scheduling.test_lane import idle
+
+SLOW = FakeScript(delay_ms=20, max_batch_size=4)
+
+
+def breaks(one: FakeEngine, error: ShoalError | None = None) -> list[int]:
+    """From now on it fails every call in a millisecond; answers the list that its calls are counted in."""
+    calls: list[int] = []
+
+    async def infer(
+        inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        calls.append(len(next(iter(inputs.values()))))
+        await asyncio.sleep(0.001)
+        raise error or UpstreamFailed("status 500")
+
+    one.infer = infer  # type: ignore[method-assign]
+    return calls
+
+
+def mend(one: FakeEngine) -> None:
+    del one.infer
+
+
+def states(lane: Lane) -> list[str]:
+    return [each.state for each in lane.status()]
+
+
+async def load(lane: Lane, requests: int, every_s: float = 0.004) -> list[Any]:
+    """Requests of one text, one every so often."""
+    calls = []
+    for number in range(requests):
+        calls.append(asyncio.create_task(lane.run(embed(f"text {number}"), context())))
+        await asyncio.sleep(every_s)
+    return await gathered(*calls)
+
+
+def test_one_of_two_that_fails_fast_is_ejected_and_nobody_notices(virtual: Run[None]) -> None:
+    """A second of load: no request fails, and the broken one gets no more than what shows that it is broken."""
+
+    async def main() -> None:
+        reports = Reports()
+        lane = make_lane(SLOW, SLOW, observer=reports)
+        broken = breaks(engine(lane, 0))
+        outcomes = await load(lane, 240)
+        for number, outcome in enumerate(outcomes):
+            assert right(outcome, [f"text {number}"])
+        assert len(broken) <= MAX_FAILURES + 2
+        assert states(lane)[1] == "in_service"
+        assert lane.status()[0].ejections >= 1
+        await until(lambda: idle(lane))
+
+    virtual(main)
+
+
+def test_it_is_tried_again_with_one_batch_at_a_time_and_comes_back(virtual: Run[None]) -> None:
+    async def main() -> None:
+        lane = make_lane(SLOW, SLOW)
+        broken = breaks(engine(lane, 0))
+        await load(lane, 30)
+        assert states(lane) == ["ejected", "in_service"]
+        before = len(broken)
+        await asyncio.sleep(FIRST_PAUSE_S)
+        assert states(lane) == ["on_trial", "in_service"]
+        outcomes = await load(lane, 30)
+        assert len(broken) == before + 1
+        assert not [each for each in outcomes if isinstance(each, Exception)]
+        mend(engine(lane, 0))
+        await asyncio.sleep(2 * FIRST_PAUSE_S)
+        await load(lane, 30)
+        assert states(lane) == ["in_service", "in_service"]
+        assert engine(lane, 0).batches
+
+    virtual(main)
+
+
+def test_all_bad_means_all_are_used(virtual: Run[None]) -> None:
+    """Nothing is ejected for good: as soon as they answer, requests are answered."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, SLOW)
+        for number in (0, 1):
+            breaks(engine(lane, number))
+        assert all(isinstance(each, UpstreamFailed) for each in await load(lane, 60))
+        assert lane.ready()
+        for number in (0, 1):
+            mend(engine(lane, number))
+        assert right(await lane.run(embed("a"), context()), ["a"])
+
+    virtual(main)
+
+
+def test_two_of_three_bad(virtual: Run[None]) -> None:
+    """What failed on two of them is answered by the third as soon as both are known."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, SLOW, SLOW)
+        for number in (0, 1):
+            breaks(engine(lane, number))
+        outcomes = await load(lane, 200, 0.008)
+        failed = [number for number, each in enumerate(outcomes) if isinstance(each, Exception)]
+        assert len(failed) <= 4 * MAX_FAILURES
+        assert not failed or max(failed) < 60
+        assert states(lane)[2] == "in_service"
+
+    virtual(main)
+
+
+def test_a_bad_item_ejects_nobody(virtual: Run[None]) -> None:
+    """Among others' items, again and again: it alone fails, and both replicas stay in service."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, SLOW)
+        texts = [f"text {number}" if number % 4 else f"poison-item {number}" for number in range(200)]
+        calls = []
+        for text in texts:
+            calls.append(asyncio.create_task(lane.run(embed(text), context())))
+            await asyncio.sleep(0.01)
+        for text, outcome in zip(texts, await gathered(*calls), strict=True):
+            assert isinstance(outcome, EngineFailed) if text.startswith("poison") else right(outcome, [text])
+        assert [each.ejections for each in lane.status()] == [0, 0]
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_an_input_error_is_not_tried_elsewhere(virtual: Run[None], inputs: int) -> None:
+    """What a server refuses by name costs one call alone, and is no failure of its replica."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, SLOW)
+        refused = [breaks(engine(lane, number), InputRejected("no")) for number in (0, 1)]
+        for _ in range(8):
+            with pytest.raises(InputRejected):
+                await lane.run(embed("a"), context())
+        assert sum(map(len, refused)) == 8
+        assert [each.ejections for each in lane.status()] == [0, 0]
+
+    virtual(main)
+
+
+def test_a_retry_waits_for_the_other_replica_and_not_past_the_deadline(virtual: Run[None]) -> None:
+    """The other one is busy with a long batch: the item that failed waits for it, and is 504 when its time is up."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, FakeScript(delay_ms=500))
+        lane.replicas[0].lost(asyncio.get_running_loop().time())
+        long = asyncio.create_task(lane.run(embed("long"), context()))
+        await asyncio.sleep(0.01)
+        lane.replicas[0].finished(1, 0.02)
+        broken = breaks(engine(lane, 0))
+        patient, hasty = (asyncio.create_task(lane.run(embed(text), context(s))) for text, s in (("a", 9), ("b", 0.1)))
+        begun = asyncio.get_running_loop().time()
+        outcome = (await gathered(hasty))[0]
+        assert getattr(outcome, "kind", "") == "deadline"
+        assert right(await patient, ["a"])
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(0.99, abs=0.02)
+        assert len(broken) == 1
+        await long
+
+    virtual(main)
+
+
+def test_a_lone_replica_is_never_ejected(virtual: Run[None]) -> None:
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        breaks(engine(lane))
+        for _ in range(3 * MAX_FAILURES):
+            assert isinstance((await gathered(lane.run(embed("a"), context())))[0], UpstreamFailed)
+        mend(engine(lane))
+        assert right(await lane.run(embed("a"), context()), ["a"])
+        assert lane.status()[0].ejections == 0
+
+    virtual(main)
+
+
+def test_the_budget_of_retries() -> None:
+    """Some at once, and then one for five calls that succeed; never more saved up than at the start."""
+    budget = RetryBudget(2)
+    assert [budget.spend() for _ in range(2 * int(RETRY_RESERVE) + 1)].count(True) == 2 * int(RETRY_RESERVE)
+    for _ in range(5):
+        budget.earn()
+    assert (budget.spend(), budget.spend()) == (True, False)
+    for _ in range(1000):
+        budget.earn()
+    assert [budget.spend() for _ in range(100)].count(True) == 2 * int(RETRY_RESERVE)

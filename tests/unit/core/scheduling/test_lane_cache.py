@@ -1,0 +1,312 @@
+"""A lane with a cache: what was answered before does not reach the engine, and nobody notices but by the time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake.model import MAX_TOKENS, FakeEngine, FakePipeline, FakeScript, scores_of, tokens_of, vector_of
+from shoal.core.cache import MemoryCache
+from shoal.core.protocols import Counted, Prepared, Row, Tensors
+from shoal.core.scheduling.lane import Lane, LaneOptions
+from shoal.core.scheduling.planner import Limits
+from shoal.errors import EngineFailed, InputRejected, InvalidValue, NotFinite, ShoalError
+from shoal.types import Embed, Rerank
+from tests.unit.core.conftest import Run, gathered, until
+from tests.unit.core.lanes import Inline, context, embed, engine, right
+from tests.unit.core.scheduling.test_lane import idle
+
+SLOW = FakeScript(delay_ms=20)
+
+
+def cached_lane(script: FakeScript = SLOW, *, pipeline: FakePipeline | None = None, mb: int = 1) -> Lane:
+    options = LaneOptions(model="m", limits=Limits(), space="s", cache=MemoryCache(mb << 20))
+    loop = asyncio.get_running_loop()
+    return Lane(pipeline or FakePipeline(script), [FakeEngine(script)], options, threads=Inline(), clock=loop.time)
+
+
+def computed(lane: Lane) -> list[int]:
+    """Items of each engine call."""
+    return [size for size, _ in engine(lane).batches]
+
+
+def test_a_hit_skips_the_engine(virtual: Run[None]) -> None:
+    """The same vector, tokens and space at once; the facts say that no batch was run."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        first = await lane.run(embed("one two three"), context())
+        assert (first.facts.cached, first.facts.batches) == (0, 1)
+        began = asyncio.get_running_loop().time()
+        again = await lane.run(embed("one two three"), context(client="other"))
+        assert asyncio.get_running_loop().time() == began
+        assert right(again, ["one two three"])
+        assert (again.tokens, again.space, again.truncated) == (first.tokens, "s", 0)
+        assert (again.facts.cached, again.facts.batches, again.facts.size, again.facts.infer_ms) == (1, 0, 0, 0.0)
+        assert computed(lane) == [1]
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_hits_and_misses_of_one_request_keep_their_order(virtual: Run[None]) -> None:
+    """Every other text is known; rows, tokens and usage are as without a cache."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        texts = [f"w{number} " * (1 + number % 5) for number in range(20)]
+        await lane.run(embed(*texts[::2]), context())
+        answer = await lane.run(embed(*texts), context())
+        assert right(answer, texts)
+        assert answer.tokens == [1 + number % 5 for number in range(20)]
+        assert (answer.facts.cached, sum(computed(lane))) == (10, 20)
+        assert answer.facts.batches == 1
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_other_options_are_another_row(virtual: Run[None]) -> None:
+    """A vector that is cut or normalised is not the one that is not."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        await lane.run(embed("a b"), context())
+        cut = await lane.run(embed("a b", dimensions=4), context())
+        unit = await lane.run(embed("a b", normalize=True), context())
+        assert cut.vectors.tolist() == [vector_of(tokens_of("a b"), 32)[:4].tolist()]
+        assert np.linalg.norm(unit.vectors) == pytest.approx(1.0)
+        assert computed(lane) == [1, 1, 1]
+        again = await lane.run(embed("a b", dimensions=4), context())
+        assert (again.vectors.tolist(), again.facts.cached) == (cut.vectors.tolist(), 1)
+
+    virtual(main)
+
+
+def test_twins_are_kept_once_and_answered_all(virtual: Run[None]) -> None:
+    """Asked for twice at once: computed once; asked for later: not at all."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        first, second = await asyncio.gather(
+            lane.run(embed("same", "same", "own"), context(client="a")), lane.run(embed("same"), context(client="b"))
+        )
+        assert right(first, ["same", "same", "own"])
+        assert right(second, ["same"])
+        later = await lane.run(embed("same", "own", "same"), context(client="c"))
+        assert right(later, ["same", "own", "same"])
+        assert (later.facts.cached, sum(computed(lane))) == (3, 2)
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_what_was_cut_is_counted_as_cut_again(virtual: Run[None]) -> None:
+    """`truncated` and usage are of the request, wherever its rows come from."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        long = "w " * (MAX_TOKENS + 5)
+        first = await lane.run(embed(long, "short"), context())
+        again = await lane.run(embed(long, "short", long), context())
+        assert (first.truncated, again.truncated) == (1, 2)
+        assert again.tokens == [*first.tokens, first.tokens[0]]
+        assert again.facts.cached == 3
+
+    virtual(main)
+
+
+def test_a_cancelled_request_leaves_the_rows_that_came(virtual: Run[None]) -> None:
+    """One that waits for a miss beside its hits goes like any other; what was computed for nobody is not kept."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        await lane.run(embed("known"), context())
+        goes = asyncio.create_task(lane.run(embed("known", "new"), context()))
+        await until(lambda: bool(engine(lane).running))
+        goes.cancel()
+        (outcome,) = await gathered(goes)
+        assert isinstance(outcome, asyncio.CancelledError)
+        await until(lambda: idle(lane))
+        assert engine(lane).cancelled == 1
+        answer = await lane.run(embed("known", "new"), context())
+        assert right(answer, ["known", "new"])
+        assert answer.facts.cached == 1
+
+    virtual(main)
+
+
+def test_a_request_of_hits_frees_its_place_in_the_intake(virtual: Run[None]) -> None:
+    """Far more items than are prepared ahead, all of them known: the request ends, and nothing of it stays."""
+
+    async def main() -> None:
+        lane = cached_lane(FakeScript(), mb=64)
+        texts = [f"t{number}" for number in range(2048)]
+        await lane.run(embed(*texts), context())
+        before = len(computed(lane))
+        answer = await lane.run(embed(*texts), context())
+        assert right(answer, texts)
+        assert (answer.facts.cached, len(computed(lane))) == (2048, before)
+        assert idle(lane)
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("nan-item", NotFinite), ("poison-item", EngineFailed), ("reject-item", InputRejected)]
+)
+def test_failures_are_not_kept(virtual: Run[None], word: str, kind: type[ShoalError]) -> None:
+    """The same input is tried anew each time; its neighbours' rows are kept."""
+
+    async def main() -> None:
+        lane = cached_lane(FakeScript())
+        outcomes = await gathered(lane.run(embed(word), context()), lane.run(embed("good"), context(client="b")))
+        assert isinstance(outcomes[0], kind)
+        before = len(computed(lane))
+        with pytest.raises(kind):
+            await lane.run(embed(word), context())
+        assert len(computed(lane)) > before
+        assert (await lane.run(embed("good"), context())).facts.cached == 1
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_an_error_before_the_engine_is_no_row(virtual: Run[None]) -> None:
+    """An input that cannot be read fails its request, whatever else of it is known."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        await lane.run(embed("known"), context())
+        for _ in range(2):
+            with pytest.raises(InvalidValue, match="input 1"):
+                await lane.run(embed("known", [2**31]), context())
+        assert idle(lane)
+
+    virtual(main)
+
+
+class _Counting(FakePipeline):
+    """A model that tells its tokens with the answer: twice what was guessed."""
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Any:
+        return [
+            row if isinstance(row, ShoalError) else Counted(row, 2 * item.tokens)
+            for row, item in zip(super().finish(outputs, batch), batch, strict=True)
+        ]
+
+
+def test_tokens_that_the_model_told_are_kept(virtual: Run[None]) -> None:
+    """Usage of a hit is that of the answer, not the guess before it."""
+
+    async def main() -> None:
+        lane = cached_lane(pipeline=_Counting(SLOW))
+        first = await lane.run(embed("a b c"), context())
+        again = await lane.run(embed("a b c"), context())
+        assert first.tokens == again.tokens == [6]
+
+    virtual(main)
+
+
+class _Keyless(FakePipeline):
+    def prepare(self, items: Any) -> Any:
+        return [
+            each
+            if isinstance(each, ShoalError)
+            else Prepared(each.tensors, each.cost, (), each.outputs, 1, extra=each.extra)
+            for each in super().prepare(items)
+        ]
+
+
+def test_an_item_without_a_key_is_computed_each_time(virtual: Run[None]) -> None:
+    """What may not be shared between callers is not kept either."""
+
+    async def main() -> None:
+        lane = cached_lane(pipeline=_Keyless(SLOW))
+        for _ in range(2):
+            assert right(await lane.run(embed("same"), context()), ["same"])
+        assert computed(lane) == [1, 1]
+        assert lane.options.cache is not None
+        assert isinstance(lane.options.cache, MemoryCache)
+        assert len(lane.options.cache) == 0
+
+    virtual(main)
+
+
+def test_every_kind_of_vector_comes_from_the_cache(virtual: Run[None]) -> None:
+    """Sets of vectors are put together from hits and misses as from misses alone."""
+
+    async def main() -> None:
+        script = FakeScript(vectors="dense+sparse+multi+tokens")
+        lane, plain = cached_lane(script), cached_lane(script)
+        task = Embed(model="m", inputs=["a b", "c", "a a"], outputs=("dense", "sparse", "multi", "tokens"))
+        half = Embed(model="m", inputs=["c"], outputs=task.outputs)
+        await lane.run(half, context())
+        mixed, fresh = await lane.run(task, context()), await plain.run(task, context())
+        assert mixed.facts.cached == 1
+        assert np.array_equal(mixed.vectors, fresh.vectors)
+        for one, other in zip(mixed.sparse, fresh.sparse, strict=True):
+            assert np.array_equal(one.indices, other.indices)
+            assert np.array_equal(one.values, other.values)
+        for name in ("token_vectors", "multi_vectors"):
+            for left, right_ in zip(getattr(mixed, name), getattr(fresh, name), strict=True):
+                assert np.array_equal(left, right_)
+
+    virtual(main)
+
+
+def test_scores_come_from_the_cache(virtual: Run[None]) -> None:
+    """A pair that was scored is known, raw and not raw apart."""
+
+    async def main() -> None:
+        lane = cached_lane(FakeScript(labels=1))
+        task = Rerank(model="m", queries=["q"], documents=["x", "y"])
+        first = await lane.run(task, context())
+        again = await lane.run(Rerank(model="m", queries=["q"], documents=["y", "x", "z"]), context())
+        assert again.facts.cached == 2
+        assert again.scores[:2, 0].tolist() == first.scores[::-1, 0].tolist()
+        raw = await lane.run(Rerank(model="m", queries=["q"], documents=["x"], raw_scores=True), context())
+        assert raw.facts.cached == 0
+        assert raw.scores[0].tolist() == scores_of(tokens_of(("q", "x")), 1, raw=True).tolist()
+
+    virtual(main)
+
+
+def test_an_answer_cannot_be_changed_under_the_cache(virtual: Run[None]) -> None:
+    """What a caller writes into its answer is in nobody else's."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        first = await lane.run(embed("a"), context())
+        first.vectors[:] = 0.0
+        hit = await lane.run(embed("a"), context())
+        assert right(hit, ["a"])
+        with pytest.raises(ValueError, match="read-only"):
+            hit.vectors[:] = 0.0
+        both = await lane.run(embed("a", "a"), context())
+        both.vectors[:] = 0.0
+        assert right(await lane.run(embed("a"), context()), ["a"])
+
+    virtual(main)
+
+
+def test_a_full_cache_only_costs_time(virtual: Run[None]) -> None:
+    """With room for a few rows, answers stay right whatever was thrown away."""
+
+    async def main() -> None:
+        lane = cached_lane()
+        cache = MemoryCache(2000)
+        lane.options = LaneOptions(model="m", space="s", cache=cache)
+        rows: list[Row] = []
+        for number in range(50):
+            answer = await lane.run(embed(f"t{number % 7}"), context())
+            assert right(answer, [f"t{number % 7}"])
+            rows.append(answer.vectors[0])
+        assert cache.counts().evicted > 30
+        assert cache.size <= 2000
+
+    virtual(main)

@@ -1,0 +1,236 @@
+"""The lane over engines whose own queue is full, pipelines that count late, and engines with parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript
+from shoal.core.protocols import Counted, Prepared, Tensors
+from shoal.core.scheduling.lane import Lane
+from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError
+from shoal.types import Array, Batched, Embed
+from shoal.types import Item as AnyItem
+from tests.unit.core.conftest import Run, gathered
+from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
+from tests.unit.core.scheduling.test_lane import idle
+
+
+class Busy(FakeEngine):
+    """Refuses the next `refusals` batches, saying for how long; keeps when it was asked, and with which params."""
+
+    def __init__(self, script: FakeScript, refusals: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(script)
+        self.refusals = refusals
+        self.retry_after = retry_after
+        self.asked: list[float] = []
+        self.params: list[Mapping[str, Any]] = []
+
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        self.asked.append(asyncio.get_running_loop().time())
+        self.params.append(params)
+        if self.refusals:
+            self.refusals -= 1
+            raise Overloaded("the queue is full", retry_after=self.retry_after)
+        return await super().infer(inputs, outputs, params, deadline)
+
+
+SLOW = FakeScript(delay_ms=10)
+
+
+def lane_of(*engines: FakeEngine, script: FakeScript = SLOW, reports: Reports | None = None) -> Lane:
+    lane = make_lane(*[script] * len(engines), observer=reports)
+    for replica, one in zip(lane.replicas, engines, strict=True):
+        replica.engine = one
+    return lane
+
+
+@pytest.mark.parametrize(("retry_after", "least"), [(None, 0.1), (0.5, 0.5)])
+def test_a_busy_replica_gets_the_batch_again(virtual: Run[None], retry_after: float | None, least: float) -> None:
+    """After what it asked for, as often as it takes; more than two refusals are no failure."""
+
+    async def main() -> None:
+        busy = Busy(SLOW, refusals=5, retry_after=retry_after)
+        lane = lane_of(busy)
+        answer = await lane.run(embed("a", "b"), context())
+        assert right(answer, ["a", "b"])
+        gaps = [later - earlier for earlier, later in zip(busy.asked, busy.asked[1:], strict=False)]
+        assert len(gaps) == 5
+        assert all(least - 1e-9 <= gap <= least + 0.06 for gap in gaps)
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_it_ends_at_the_deadline(virtual: Run[None]) -> None:
+    """A replica that stays busy costs the request its time and no more; new requests may come in all the while."""
+
+    async def main() -> None:
+        busy = Busy(SLOW, refusals=10_000)
+        lane = lane_of(busy)
+        late = asyncio.create_task(lane.run(embed("late"), context(1.0)))
+        await asyncio.sleep(0.55)
+        assert lane.ready()
+        other = asyncio.create_task(lane.run(embed("other"), context(5.0)))
+        assert isinstance((await gathered(late))[0], DeadlineExceeded)
+        busy.refusals = 0
+        assert right(await other, ["other"])
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_another_replica_takes_over(virtual: Run[None]) -> None:
+    """At once: only the busy one is left alone, and it is asked again while the other is at work."""
+
+    async def main() -> None:
+        busy, free = Busy(SLOW, refusals=1, retry_after=0.2), Busy(FakeScript(delay_ms=1000))
+        lane = lane_of(busy, free)
+        first = asyncio.create_task(lane.run(embed("a"), context()))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(lane.run(embed("b"), context()))
+        assert right(await second, ["b"])
+        assert (len(busy.asked), len(free.asked)) == (2, 1)
+        assert right(await first, ["a"])
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_a_search_for_the_culprit_goes_on_after_a_refusal(virtual: Run[None]) -> None:
+    """The half that met a full queue runs again as it is: the others are answered, the bad one is found."""
+
+    async def main() -> None:
+        class Then(Busy):
+            async def infer(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+                if len(self.asked) == 1:
+                    self.refusals = 2
+                return await super().infer(*args, **kwargs)
+
+        lane = lane_of(Then(SLOW))
+        texts = ["a", "b", "poison-item", "d"]
+        outcomes = await gathered(*(lane.run(embed(text), context()) for text in texts))
+        assert [isinstance(outcome, EngineFailed) for outcome in outcomes] == [False, False, True, False]
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[None]) -> None:
+    """Nothing is queued and nothing runs, but halves wait: they are looked at all the same."""
+
+    async def main() -> None:
+        class Gone(Busy):
+            async def infer(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+                try:
+                    return await super().infer(*args, **kwargs)
+                finally:
+                    if len(self.asked) == 1:
+                        lane.replicas[0].lost(asyncio.get_running_loop().time())
+
+        lane = lane_of(gone := Gone(FakeScript(delay_ms=10, memory_tokens=3)), script=FakeScript(delay_ms=10))
+        outcomes = await gathered(*(lane.run(embed(text), context()) for text in ("a", "b", "c", "d")))
+        assert not any(isinstance(outcome, BaseException) for outcome in outcomes)
+        assert gone.asked[1] - gone.asked[0] == pytest.approx(1.01, abs=0.06)
+
+    virtual(main)
+
+
+def _prompt(task: Batched) -> str | None:
+    return task.prompt_name if isinstance(task, Embed) else None
+
+
+class Late(FakePipeline):
+    """Tokens are known with the answer; a group's params say which prompt it has."""
+
+    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+        prepared = super().prepare(items)
+        return [
+            replace(each, tokens=0, group=_prompt(task), params={"prompt": _prompt(task)}, key=None)
+            if isinstance(each, Prepared)
+            else each
+            for each, (task, _) in zip(prepared, items, strict=True)
+        ]
+
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Counted | ShoalError]:  # type: ignore[override]
+        rows = super().finish(outputs, batch)
+        return [
+            row if isinstance(row, ShoalError) else Counted(row, 100 + item.cost)
+            for row, item in zip(rows, batch, strict=True)
+        ]
+
+
+def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> None:
+    """In usage and in admission; an input that failed is still an error."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        lane.pipeline = Late(SLOW)
+        lane._intake._pipeline = lane.pipeline
+        answer = await lane.run(embed("a", "b c", "d e f"), context())
+        assert right(answer, ["a", "b c", "d e f"])
+        assert answer.tokens == [101, 102, 103]
+        outcome = (await gathered(lane.run(embed("nan-item"), context())))[0]
+        assert isinstance(outcome, ShoalError)
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_an_engine_hears_the_params_of_its_batch(virtual: Run[None]) -> None:
+    """Items of unlike params never share one."""
+
+    async def main() -> None:
+        lane = lane_of(busy := Busy(SLOW))
+        lane.pipeline = Late(SLOW)
+        lane._intake._pipeline = lane.pipeline
+        tasks = [Embed(model="m", inputs=[f"t{n}"], prompt_name="ab"[n % 2], normalize=False) for n in range(8)]
+        await asyncio.gather(*(lane.run(task, context()) for task in tasks))
+        assert [params["prompt"] for params in busy.params] in (["a", "b"], ["b", "a"])
+
+    virtual(main)
+
+
+def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
+    """For admission, and that serves the intake too."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        asked: list[AnyItem] = []
+        estimate = lane.pipeline.estimate
+
+        def counting(item: AnyItem) -> int:
+            asked.append(item)
+            return estimate(item)
+
+        lane.pipeline.estimate = counting  # type: ignore[method-assign]
+        await lane.run(embed("a", "b"), context())
+        assert asked == ["a", "b"]
+
+    virtual(main)
+
+
+def test_a_batch_pumps_once(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end looks for more work once, not a second time for nothing."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW)
+        pumps: list[int] = []
+        pump = Lane._pump
+
+        def counting(self: Lane) -> None:
+            pumps.append(len(engine(lane).batches))
+            pump(self)
+
+        monkeypatch.setattr(Lane, "_pump", counting)
+        await lane.run(embed("a"), context())
+        await asyncio.sleep(1)
+        assert pumps == [0, 1]
+
+    virtual(main)

@@ -1,0 +1,34 @@
+"""An error of a part of a request, told as one of the whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.core.input_errors import place_in, placed
+from shoal.errors import InputRejected, InvalidValue, NotFinite, Overloaded, ShoalError
+
+
+@pytest.mark.parametrize(
+    ("error", "places", "message"),
+    [
+        (InvalidValue("input 1: bad", param="input"), [4, 7], "input 7: bad"),
+        (InvalidValue("bad", param="input"), [4], "input 4: bad"),
+        (InputRejected("bad"), [4], "input 4: bad"),
+        (NotFinite("bad"), [4], "input 4: bad"),
+        (InputRejected("bad"), [4, 7], "bad"),
+        (InvalidValue("bad", param="dimensions"), [4], "bad"),
+        (Overloaded("full", retry_after=2.0), [4], "full"),
+    ],
+)
+def test_the_place_is_that_of_the_whole_request(error: ShoalError, places: list[int], message: str) -> None:
+    """Where it is about an input: of the one that the message names, or of the only one."""
+    found = placed(error, places)
+    assert found.message == str(found) == message
+    assert type(found) is type(error)
+    assert (found.param, found.retry_after) == (error.param, error.retry_after)
+
+
+def test_a_message_is_taken_apart() -> None:
+    """As `of_input` put it together."""
+    assert place_in(InvalidValue("bad").of_input(12)) == (12, "bad")
+    assert place_in(InvalidValue("bad")) == (None, "bad")

@@ -1,0 +1,149 @@
+"""pip as a process, from a folder of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.downloads.pip import Advice, Pip
+from shoal.errors import Cancelled, SourceError
+
+OWN = Advice(no_wheel="no such wheel", other_hash="another file", no_pip="get a pip", lost="; ask somebody")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """A folder with the wheel of a package "tiny"."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "tiny-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    return folder
+
+
+Seen = list[tuple[int, int | None]]
+
+
+def pip(
+    tmp_path: Path, index: Path, check: Callable[[], None] = lambda: None, advice: Advice | None = None
+) -> tuple[Pip, Seen]:
+    work = tmp_path / "work"
+    work.mkdir()
+    seen: Seen = []
+    one = Pip(
+        what="tiny things",
+        work=work,
+        check=check,
+        report=lambda done, total: seen.append((done, total)),
+        environment=(("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", "/dev/null")),
+        advice=advice or Advice(),
+    )
+    return one, seen
+
+
+def test_it_downloads_and_reports(tmp_path: Path, index: Path) -> None:
+    """The file arrives, and what pip writes meanwhile is told."""
+    one, seen = pip(tmp_path, index)
+    one.run("download", f"--dest={tmp_path / 'into'}", "tiny")
+    assert [path.name for path in (tmp_path / "into").iterdir()] == ["tiny-1.0-py3-none-any.whl"]
+    assert seen
+
+
+def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
+    """pip takes away what it has installed; what is announced is the bound."""
+    one, seen = pip(tmp_path, index)
+    log = one.work / "pip.log"
+    log.write_text("Collecting tiny\n")
+    (one.work / "part").write_bytes(b"x" * 1500)
+    most = one._look(log, 0)
+    log.write_text("Downloading tiny.whl (1.0 kB)\nDownloading other.whl (2 kB)\n")
+    (one.work / "part").unlink()
+    one._look(log, most)
+    (one.work / "part").write_bytes(b"x" * 5000)
+    one._look(log, most)
+    assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
+
+
+def test_a_failure_is_told_in_words(tmp_path: Path, index: Path) -> None:
+    """A package that the index lacks."""
+    with pytest.raises(SourceError, match=r"tiny things: the package index has no wheel"):
+        pip(tmp_path, index)[0].run("download", f"--dest={tmp_path}", "other")
+
+
+def test_a_stop_ends_pip(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running pip is killed and waited for."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+
+    def unwanted() -> None:
+        raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        pip(tmp_path, index, unwanted)[0].run("download", f"--dest={tmp_path}", "tiny")
+    assert started[0].returncode is not None
+
+
+def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without pip is told how to get it, before anything is started."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    one, seen = pip(tmp_path, index)
+    with pytest.raises(SourceError, match=r"tiny things: .*ensurepip"):
+        one.run("download", "tiny")
+    assert not seen
+    assert not list(one.work.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", "be reached"),
+        ("ERROR: HTTP error 403 while getting the wheel", "refused the request"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "SHA-256"),
+        ("no such option: --python", "--upgrade pip"),
+        ("ERROR: No matching distribution found for x", "has no wheel"),
+        ("/usr/bin/python: No module named pip", "ensurepip"),
+        ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this"),
+        ("", "said nothing"),
+    ],
+)
+def test_what_pip_says(output: str, said: str) -> None:
+    """Each way of pip to fail becomes one sentence with the next step."""
+    error = Advice().error(output, "Triton")
+    assert said in error.message
+    assert error.message.startswith("Triton: ")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "another file"),
+        ("ERROR: No matching distribution found for x", "no such wheel"),
+        ("/usr/bin/python: No module named pip", "get a pip"),
+        ("ERROR: nobody expected this\n", "pip failed: ERROR: nobody expected this; ask somebody"),
+        ("", "pip failed: it said nothing; ask somebody"),
+    ],
+)
+def test_the_next_step_is_the_caller_s(output: str, said: str) -> None:
+    """Where it depends on what is fetched, the caller's own words are used."""
+    assert OWN.error(output, "Triton").message == f"Triton: {said}"
+
+
+def test_a_run_fails_in_the_caller_s_words(tmp_path: Path, index: Path) -> None:
+    """The advice that was given is the one that is followed."""
+    with pytest.raises(SourceError, match=r"^tiny things: no such wheel$"):
+        pip(tmp_path, index, advice=OWN)[0].run("download", f"--dest={tmp_path}", "other")

@@ -1,0 +1,94 @@
+"""Files out of a wheel: under the names that they are given, told byte by byte, and stopped between two pieces."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.downloads.wheels import extract, opened
+from shoal.errors import Cancelled, SourceError
+
+FILES = {"a/one": b"x" * (2 << 20), "a/b/two": b"y" * 10, "three": b""}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel that holds FILES."""
+    file = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in FILES.items():
+            archive.writestr(name, content)
+    return file
+
+
+def unpacked(wheel: Path, into: Path, check: Callable[[], None] = lambda: None) -> list[tuple[int, int]]:
+    """All of it below "new/"; what was reported."""
+    into.mkdir()
+    seen: list[tuple[int, int]] = []
+    with opened(wheel, "tiny") as archive:
+        entries = {f"new/{entry.filename}": entry for entry in archive.infolist()}
+        extract(archive, entries, into, check=check, report=lambda done, total: seen.append((done, total)))
+    return seen
+
+
+def test_files_get_the_names_that_are_asked_for(wheel: Path, tmp_path: Path) -> None:
+    """And the report ends at their size, having come there in pieces."""
+    into = tmp_path / "into"
+    seen = unpacked(wheel, into)
+    found = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    assert found == {f"new/{name}": content for name, content in FILES.items()}
+    total = sum(map(len, FILES.values()))
+    assert [done for done, _ in seen] == [1 << 20, 2 << 20, total]
+    assert {of for _, of in seen} == {total}
+
+
+def test_a_stop_is_noticed_between_two_pieces(wheel: Path, tmp_path: Path) -> None:
+    """What is written by then is a piece, and nothing is added to it."""
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        unpacked(wheel, tmp_path / "into", check)
+    assert (tmp_path / "into" / "new" / "a" / "one").stat().st_size == 1 << 20
+
+
+def test_what_does_not_fit_is_not_begun(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is told before a byte is written."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    with pytest.raises(OSError, match="No space left"):
+        unpacked(wheel, tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_nothing_is_overwritten(wheel: Path, tmp_path: Path) -> None:
+    """A file that is there already stays as it is."""
+    (tmp_path / "three").write_bytes(b"mine")
+    with opened(wheel, "tiny") as archive, pytest.raises(FileExistsError):
+        extract(
+            archive,
+            {"three": archive.getinfo("three")},
+            tmp_path,
+            check=lambda: None,
+            report=lambda done, total: None,
+        )
+    assert (tmp_path / "three").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("damage", ["cut", "not a zip", "flipped"])
+def test_a_broken_wheel_says_so(wheel: Path, tmp_path: Path, damage: str) -> None:
+    """Whether it shows when the archive is opened or when a file of it is read."""
+    content = bytearray(wheel.read_bytes())
+    if damage == "cut":
+        content = content[:-100]
+    elif damage == "flipped":
+        content[40:60] = bytes(20)
+    wheel.write_bytes(b"no zip" if damage == "not a zip" else bytes(content))
+    with pytest.raises(SourceError, match=r"^tiny: its wheel is broken .*; try again$"):
+        unpacked(wheel, tmp_path / "into")

@@ -1,0 +1,134 @@
+"""How long a fetch may take, how many run at once, and what is left of one that is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded
+from tests.unit.http.fetching.kit import Names, Web, fetcher, http, silence, soon, url
+
+
+class TestTime:
+    async def test_a_host_that_does_not_answer(self, server: Web) -> None:
+        """Is the client's affair; the connection is closed."""
+        server.answer = silence
+        with pytest.raises(InvalidValue, match=r"127\.0\.0\.1 did not send the picture within 0\.4 s: send the"):
+            await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
+        await server.until(lambda: server.gone == 1)
+
+    async def test_the_request_has_its_own_deadline(self, server: Web) -> None:
+        server.answer = silence
+        with pytest.raises(DeadlineExceeded, match="within the request's deadline"):
+            await fetcher(server).get(url(server), deadline=soon(0.4))
+        await server.until(lambda: server.gone == 1)
+
+    async def test_a_stream_that_drips(self, server: Web) -> None:
+        """However steadily it does: what counts is the whole."""
+        dripped = asyncio.Event()
+
+        async def drip(writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                dripped.set()
+                await asyncio.sleep(0.002)
+
+        server.answer = drip
+        with pytest.raises(InvalidValue, match="did not send the picture within"):
+            await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
+        assert dripped.is_set()
+
+    async def test_a_name_server_that_does_not_answer(self, server: Web) -> None:
+        class Silent(Names):
+            async def addresses(self, host: str, port: int) -> Sequence[str]:
+                await asyncio.Event().wait()
+                return []
+
+        with pytest.raises(InvalidValue, match="did not send the picture within"):
+            await fetcher(server, names=Silent([]), seconds=0.05).get(url(server, "images.test"), deadline=soon())
+
+    async def test_a_deadline_that_passed(self, server: Web) -> None:
+        with pytest.raises(DeadlineExceeded, match="before its picture was fetched"):
+            await fetcher(server).get(url(server), deadline=soon(-1))
+        assert server.requests == []
+
+    async def test_cancelling_closes_the_connection(self, server: Web) -> None:
+        server.answer = silence
+        task = asyncio.create_task(fetcher(server).get(url(server), deadline=soon()))
+        await server.until(lambda: len(server.requests) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.until(lambda: server.gone == 1)
+
+
+class TestSlots:
+    async def test_so_many_at_once(self, server: Web) -> None:
+        """The others wait, and are served."""
+        go = asyncio.Event()
+        answering = http()
+
+        async def held(writer: asyncio.StreamWriter) -> None:
+            await go.wait()
+            await answering(writer)
+
+        server.answer = held
+        made = fetcher(server, slots=3)
+        tasks = [asyncio.create_task(made.get(url(server), deadline=soon())) for _ in range(8)]
+        await server.until(lambda: server.busy == 3)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert server.busy == 3
+        go.set()
+        assert await asyncio.gather(*tasks) == [b"picture"] * 8
+        assert len(server.requests) == 8
+
+    async def test_waiting_counts(self, server: Web) -> None:
+        """To the request's deadline; who waited in vain has sent nothing."""
+        server.answer = silence
+        made = fetcher(server, slots=1)
+        first = asyncio.create_task(made.get(url(server), deadline=soon()))
+        await server.until(lambda: server.busy == 1)
+        second = asyncio.create_task(made.get(url(server), deadline=soon(0.02)))
+        with pytest.raises(DeadlineExceeded):
+            await second
+        first.cancel()
+        await server.until(lambda: server.busy == 0)
+        assert len(server.requests) == 1
+
+    async def test_no_slot_in_time(self, server: Web) -> None:
+        release = asyncio.Event()
+
+        class Holding(Names):
+            """Keeps its fetch, and so the slot, past its time."""
+
+            async def addresses(self, host: str, port: int) -> Sequence[str]:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await release.wait()
+                return []
+
+        made = fetcher(server, names=Holding([]), slots=1, seconds=0.05)
+        first = asyncio.create_task(made.get(url(server, "images.test"), deadline=soon()))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="too many pictures are being fetched: send") as caught:
+            await made.get(url(server, "images.test"), deadline=soon())
+        assert caught.value.retry_after == 1.0
+        release.set()
+        with pytest.raises(InvalidValue, match="did not send"):
+            await first
+        assert server.requests == []
+
+    async def test_a_failed_fetch_gives_its_slot_back(self, server: Web) -> None:
+        made = fetcher(server, slots=1)
+        server.answer = http(b"", status="404 No")
+        for _ in range(3):
+            with pytest.raises(InvalidValue):
+                await made.get(url(server), deadline=soon())
+        server.answer = http()
+        assert await made.get(url(server), deadline=soon()) == b"picture"

@@ -1,0 +1,322 @@
+"""Decoding: types, unknown fields, and errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import Malformed, TooLong, WrongType
+from shoal.http.json import decoder
+from shoal.http.json.lists import MOST_IDS, TokenId
+from shoal.surfaces.tei import wire as tei_wire
+
+
+class Inner(msgspec.Struct):
+    b: int
+
+
+class Outer(msgspec.Struct):
+    a: int
+    inner: Inner | None = None
+    rows: list[int] = []
+
+
+@pytest.fixture
+def decode() -> decoder.Decoder[Outer]:
+    return decoder.Decoder(Outer, "test")
+
+
+def test_known_fields(decode: decoder.Decoder[Outer]) -> None:
+    """What is known is decoded, and nothing more is done."""
+    decoded = decode(b'{"a":1,"inner":{"b":2}}')
+    assert isinstance(decoded, Outer)
+    assert msgspec.structs.asdict(decoded) == {"a": 1, "inner": Inner(2), "rows": []}
+
+
+def test_unknown_fields_are_logged_once(decode: decoder.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
+    """Each name is logged at its first sight only, with its surface."""
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        for _ in range(3):
+            assert decode(b'{"a":1,"x":[1],"y":{}}').a == 1
+        decode(b'{"a":1,"z":null}')
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"test: the field '{name}' is not known and was ignored" for name in "xyz"
+    ]
+
+
+def test_made_up_names_do_not_fill_the_log(decode: decoder.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
+    """After 256 names no more are logged, and no name is logged at length."""
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        for at in range(300):
+            decode(b'{"a":1,"%b%d":0}' % (b"n" * 1000, at))
+    assert len(caplog.records) == 256
+    assert max(len(record.getMessage()) for record in caplog.records) < 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (b'{"a":"x"}', "a", "'a' is invalid: expected `int`, got `str`."),
+        (b'{"a":"x","u":1}', "a", "'a' is invalid: expected `int`, got `str`."),
+        (b'{"u":1,"a":"x"}', "a", "'a' is invalid: expected `int`, got `str`."),
+        (b'{"a":1,"inner":{"b":"x"}}', "inner", "'inner.b' is invalid: expected `int`, got `str`."),
+        (b'{"a":1,"inner":{}}', "inner", "Missing required field 'inner.b'."),
+        (b'{"a":1,"rows":[1,null]}', "rows", "'rows[1]' is invalid: expected `int`, got `null`."),
+        (b"{}", "a", "Missing required field 'a'."),
+        (b'{"u":1}', "a", "Missing required field 'a'."),
+        (b"[]", None, "The body is invalid: expected `object`, got `array`."),
+    ],
+)
+def test_wrong_types(decode: decoder.Decoder[Outer], body: bytes, param: str | None, message: str) -> None:
+    """The message has the path, `param` the top-level field."""
+    with pytest.raises(WrongType) as caught:
+        decode(body)
+    assert (caught.value.param, caught.value.message) == (param, message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nonsense", b'{"a":1}}', b'{"a":1,"\xff":1}', b'{"u":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}'],
+)
+def test_not_json(decode: decoder.Decoder[Outer], body: bytes) -> None:
+    """What is not JSON, not UTF-8, or nested without end is Malformed."""
+    with pytest.raises(Malformed):
+        decode(body)
+
+
+class Lists(msgspec.Struct):
+    ids: str | list[str | TokenId | list[TokenId]]
+    more: int = 0
+
+
+MANY = [[at, 70_000, 2**31 - 1] * 8 for at in range(1000)]
+
+
+def spaced(text: bytes) -> bytes:
+    return text.replace(b",", b" ,\n ").replace(b"]", b" ]")
+
+
+@pytest.mark.parametrize("spelled", [bytes, spaced])
+async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) -> None:
+    """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
+    body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+    task.cancel()
+    assert (decoded.ids, decoded.more) == (MANY, 7)
+    assert turns >= 2
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        MANY[0] * 2000,
+        ["text"] * 20_000,
+        ["]", *MANY],
+        [*MANY, "]"],
+        [*MANY, 1],
+        [*MANY, []],
+        [[1]] * 70_000,
+        "x" * 200_000,
+    ],
+)
+async def test_large_bodies_of_other_kinds(ids: Any) -> None:
+    """What only looks like lists of ids, or is something else, is decoded as ever."""
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
+    assert decoded.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([*MANY, [1, None]], "'ids[1000][1]' is invalid: expected `int`, got `null`."),
+        ([*MANY, [1.5]], "'ids[1000][0]' is invalid: expected `int`, got `float`."),
+        ([*MANY, [-1]], "'ids[1000][0]' is invalid: expected `int` >= 0."),
+        ([*MANY, [[1]]], "'ids[1000][0]' is invalid: expected `int`, got `array`."),
+        ([*MANY, {"]": 1}], "'ids[1000]' is invalid: expected `int | str | array`, got `object`."),
+    ],
+)
+async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
+    """The error is the one that a small body gets, with its place."""
+    with pytest.raises(WrongType) as caught:
+        await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize("broken", [b"[1],,[2]", b"[1]][2]", b"[1,2", b"[1,]"])
+async def test_many_ids_that_are_not_json(broken: bytes) -> None:
+    """Splitting a body does not make broken JSON whole."""
+    body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
+    with pytest.raises((Malformed, WrongType)):
+        await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+
+
+class Optionals(msgspec.Struct, kw_only=True):
+    texts: str | list[str] | None = None
+    more: int = 0
+
+
+def stepping() -> tuple[asyncio.Task[None], list[int]]:
+    """A task that counts the turns that others leave it."""
+    turns = [0]
+
+    async def other() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    return asyncio.create_task(other()), turns
+
+
+TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [
+        ([TEXT, "b", "", TEXT], 8),
+        (TEXT, 1),
+        ([101] * 100_000, 10),
+        ([[101] * 100_000, [], [7], "a", [70_000] * 100_000], 20),
+        (["ab"] * 80_000, 10),
+        (["a", 1, 2, "b", 3, *[4] * 50_000], 3),
+    ],
+)
+async def test_large_values_leave_turns_to_others(given: Any, least: int) -> None:
+    """However the body is large, it is decoded to what it says, in slices that grow in number with it."""
+    body = msgspec.json.encode({"u": [1, {"v": None}], "ids": given, "more": 7})
+    task, turns = stepping()
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+    task.cancel()
+    assert (decoded.ids, decoded.more) == (given, 7)
+    assert turns[0] >= least
+
+
+@pytest.mark.parametrize("element", [b"[]", b'"ab"', b"[1,2]"])
+async def test_no_more_is_decoded_than_may_be_there(element: bytes) -> None:
+    """Of a million elements, ten too many are not looked at: the eleventh is enough to count by."""
+    body = b'{"ids":[%b]}' % b",".join([element] * 1_000_000)
+    decoded = await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)
+    assert decoded.ids == [msgspec.json.decode(element)] * 11
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"), [([0] * (MOST_IDS + 1), "'ids'"), ([[1], [0] * (MOST_IDS + 40_000)], "'ids[1]'")]
+)
+async def test_more_ids_than_any_model_reads(ids: Any, place: str) -> None:
+    """The bound of ids is that of one input, not of the request."""
+    with pytest.raises(TooLong, match=re.escape(f"{place} holds more than 1048576 token ids")):
+        await decoder.Decoder(Lists, "test", "ids", 10).in_turns(msgspec.json.encode({"ids": ids}))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([TEXT, 1], "'texts[1]' is invalid: expected `str`, got `int`."),
+        ([TEXT, []], "'texts[1]' is invalid: expected `str`, got `array`."),
+        ([TEXT, {}], "'texts[1]' is invalid: expected `str`, got `object`."),
+        ([TEXT, TEXT, None], "'texts[2]' is invalid: expected `str`, got `null`."),
+        ({"a": TEXT}, "'texts' is invalid: expected `str | array | null`, got `object`."),
+    ],
+)
+async def test_faults_in_large_lists_of_texts(texts: Any, message: str) -> None:
+    """As in small ones, with the place."""
+    body = msgspec.json.encode({"texts": texts, "more": 7})
+    with pytest.raises(WrongType) as caught:
+        await decoder.Decoder(Optionals, "test", "texts", 100).in_turns(body)
+    assert (caught.value.message, caught.value.param) == (message, "texts")
+
+
+async def test_a_field_that_may_be_missing() -> None:
+    """In a large body as in a small one."""
+    decode = decoder.Decoder(Optionals, "test", "texts", 100)
+    decoded = await decode.in_turns(msgspec.json.encode({"more": 7, "u": TEXT}))
+    assert (decoded.texts, decoded.more) == (None, 7)
+    assert (await decode.in_turns(b'{"texts":null,"more":3' + b" " * 100_000 + b"}")).texts is None
+
+
+async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) -> None:
+    """The first alone is named: there may be millions."""
+    body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        assert (await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == "a"
+    assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
+
+
+@pytest.mark.parametrize("ascii", [True, False])
+@pytest.mark.parametrize("shift", range(13))
+@pytest.mark.parametrize("character", ["\U0001f600", "\u00e4", "\u20ac", '"', "\\", "\\ud83d"])
+async def test_long_texts_are_cut_between_characters(character: str, shift: int, ascii: bool) -> None:
+    """Wherever the slices end, and however the characters are spelled."""
+    text = "x" * shift + character * 100_000
+    body = json.dumps({"ids": [text, text]}, ensure_ascii=ascii).encode()
+    assert (await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == [text, text]
+
+
+# Long enough that most go the slow way, with every character that means something to JSON.
+scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
+numbers = st.integers(0, 2**31 - 1)
+
+
+@settings(max_examples=200)
+@given(
+    ids=scraps | st.lists(scraps | numbers | st.lists(numbers, max_size=5), max_size=8),
+    ascii=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+)
+def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -> None:
+    """Large and small bodies mean the same, whatever their spelling."""
+    body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
+    padded = body[:-1] + b" " * decoder.LARGE + b"}"
+    decode = decoder.Decoder(Lists, "test", "ids", 100)
+    large, small = asyncio.run(decode.in_turns(padded)), asyncio.run(decode.in_turns(body))
+    assert (large.ids, large.more) == (small.ids, small.more) == (ids, 3)
+
+
+@pytest.mark.parametrize("padding", [0, decoder.LARGE])
+@pytest.mark.parametrize("after", ['"', ' and"', '\\u0041"', '\\n", "more": 1', '", "more": 1'])
+@pytest.mark.parametrize("half", ["ud83d", "uDE00", "udbff"])
+async def test_half_a_character(half: str, after: str, padding: int) -> None:
+    """Half an emoji is called that, with the way out, wherever it stands and whatever msgspec says of it."""
+    body = f'{{"ids": {" " * padding}"caf\\{half}{after}}}'.encode()
+    with pytest.raises(Malformed, match=rf"lone surrogate \\{half}\).*toWellFormed"):
+        await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"ids":"\\ud83d\\ude00', b'{"ids":"\\\\ud83d', b'{"ids":"\\ud83', b'{"ids":"\\x"}', b'{"ids":"\\u12"}']
+)
+def test_no_half_of_a_character(body: bytes) -> None:
+    """Whole emojis, escaped backslashes and other faults are not taken for one."""
+    with pytest.raises(Malformed, match="could not be read as JSON"):
+        decoder.Decoder(Lists, "test")(body)
+
+
+def test_arrays_at_the_top() -> None:
+    """A list of structs ignores unknown keys, too."""
+    assert decoder.Decoder(list[Inner], "test")(b'[{"b":1,"u":2}]') == [Inner(1)]
+
+
+def test_every_wire_type_has_a_schema() -> None:
+    """The OpenAPI document is made of these types, so each must have a JSON schema."""
+    kinds = [*vars(decoder).values(), *vars(tei_wire).values()]
+    structs = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    _, components = msgspec.json.schema_components(structs)
+    assert len(components) == len(structs) > 15

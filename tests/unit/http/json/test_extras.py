@@ -1,0 +1,218 @@
+"""Bodies with more fields than are known."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import InvalidValue, Malformed, WrongType
+from shoal.http.json import extras
+from shoal.http.json.decoder import LARGE
+from shoal.http.json.extras import Arguments, Extras, check_depth, check_pieces, json_of
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    items: list[dict[str, str]]
+    size: int | None = None
+
+
+class Texts(msgspec.Struct, kw_only=True):
+    items: str | list[str]
+    size: int | None = None
+
+
+PAD = {"pad": "x" * LARGE}
+
+
+@pytest.mark.parametrize("pad", [{}, PAD])
+async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """Kept as they came, in bodies of any size, and logged once a name; names without end do not fill the log."""
+    decode: Extras[Asked] = Extras(Asked, "x", "items")
+    body = orjson.dumps({"items": [{"a": "b"}], "size": 7, "more": {"deep": [1, 2]}, **pad})
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        for _ in range(2):
+            value, extras = await decode(body)
+        assert (value.items, value.size) == ([{"a": "b"}], 7)
+        assert bytes(extras["more"]) == b'{"deep":[1,2]}'
+        assert extras.keys() - {"more"} == pad.keys()
+        assert len(caplog.records) == 1 + len(pad)
+        await decode(orjson.dumps({"items": [], **{f"name{at}": 1 for at in range(1000)}}))
+    assert len(caplog.records) == 256
+    assert all(len(record.getMessage()) < 200 for record in caplog.records)
+
+
+@pytest.mark.parametrize("pad", [{}, PAD])
+async def test_lists_of_texts(pad: dict[str, str]) -> None:
+    """Decoded in turns where they are long; of too many, one more than is allowed."""
+    decode: Extras[Texts] = Extras(Texts, "x", "items", 3)
+    assert (await decode(orjson.dumps({"items": "one", **pad})))[0].items == "one"
+    assert (await decode(orjson.dumps({"items": ["a", "b"], **pad})))[0].items == ["a", "b"]
+    long = ["x" * LARGE, "b", "c", "d", "e", "f"]
+    assert (await decode(orjson.dumps({"items": long})))[0].items == long[:4]
+
+
+@pytest.mark.parametrize("pad", [b"", b'"pad":"%b",' % (b"x" * LARGE)])
+@pytest.mark.parametrize(
+    ("rest", "error", "param"),
+    [
+        (b'"size":1}', WrongType, "items"),
+        (b'"items":null}', WrongType, "items"),
+        (b'"items":[7]}', WrongType, "items"),
+        (b'"items":[],"size":"x"}', WrongType, "size"),
+        (b'"items":[],"size":\xff}', Malformed, None),
+        (b'"items":[]', Malformed, None),
+        (b'"items":[],"x":' + b"[" * 100_000, Malformed, None),
+    ],
+)
+async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param: str | None) -> None:
+    """Small or large, they are refused for the same reason."""
+    kinds: list[Extras[Any]] = [Extras(Asked, "x", "items"), Extras(Texts, "x", "items", 3)]
+    for decode in kinds:
+        with pytest.raises(error) as caught:
+            await decode(b"{" + pad + rest)
+        assert getattr(caught.value, "param", None) == param
+
+
+async def test_half_a_character() -> None:
+    """A text that was cut inside an emoji is told as such."""
+    with pytest.raises(Malformed, match="half of a character"):
+        await Extras(Asked, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
+
+
+@pytest.mark.parametrize("body", [b"7", b"[]", b'"x"', b"[%b]" % (b"1," * LARGE + b"1")])
+async def test_what_is_no_object(body: bytes) -> None:
+    """Refused, and not decoded far."""
+    with pytest.raises(WrongType):
+        await Extras(Asked, "x", "items")(body)
+
+
+async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects without end, or all of a body beside what may be long, would hold the loop while they are decoded."""
+    monkeypatch.setattr(extras, "MOST_PIECES", 100)
+    monkeypatch.setattr(extras, "MOST_BESIDE", LARGE + 100)
+    decode: Extras[Asked] = Extras(Asked, "x", "items")
+    text = "{[" * 40  # in a text they are counted too, which a real conversation has room for
+    assert (await decode(orjson.dumps({"items": [{"a": text}], **PAD})))[0].items == [{"a": text}]
+    with pytest.raises(InvalidValue) as caught:
+        await decode(orjson.dumps({"items": [{}] * 101, **PAD}))
+    assert caught.value.param == "items"
+    with pytest.raises(InvalidValue, match="beside 'items'"):
+        await decode(orjson.dumps({"items": [], "more": "x" * LARGE, "size": 1, **{"pad": "x" * 200}}))
+    with pytest.raises(InvalidValue, match="beside 'items'"):
+        await decode(b'{"items":[%b],"items":[]}' % (b"{}," * LARGE + b"{}"))
+
+
+@pytest.mark.parametrize(
+    ("number", "fits"), [(2**64 - 1, True), (2**64, False), (-(2**63), True), (-(2**63) - 1, False), (True, True)]
+)
+def test_integers(number: int, fits: bool) -> None:
+    """Those that JSON can be made of again."""
+    value = {"a": [1, {"b": number}]}
+    if fits:
+        check_depth(value, "field")
+        assert msgspec.json.encode(value)
+        return
+    with pytest.raises(InvalidValue, match="64 bits"):
+        check_depth(value, "field")
+
+
+class Wide(msgspec.Struct, kw_only=True):
+    items: list[dict[str, str]] | None = None
+    more: dict[str, Any] | None = None
+    texts: list[str] | None = None
+    raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class Undecodable:
+    def decode(self, body: bytes) -> Any:
+        raise AssertionError("what is too much was decoded all the same")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"items": [{}] * 40_000}, "items"),
+        ({"more": {"a": [{}] * 30_000}}, "more"),
+        ({"more": {"a": [0] * 40_000}}, "more"),
+        ({"texts": [""] * 40_000}, "texts"),
+        ({f"unknown{at}": 1 for at in range(30_000)}, None),
+        ({f"unknown{at}": 1 for at in range(1001)}, None),
+    ],
+)
+async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each field by what is in it, before it is decoded; the field at fault is named."""
+    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    monkeypatch.setattr(decode, "_whole", Undecodable())
+    with pytest.raises(InvalidValue) as caught:
+        await decode(orjson.dumps(fields))
+    assert caught.value.param == param
+
+
+async def test_what_is_not_weighed() -> None:
+    """Brackets and commas in texts, fields that stay as they came, and as much as a long conversation holds; texts that
+    may be long count for no bytes beside."""
+    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    text = "[{,}]" * 100_000
+    asked: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
+    value, extras = await decode(orjson.dumps(asked))
+    assert (value.items, value.more, extras) == (asked["items"], asked["more"], {})
+    assert (await decode(orjson.dumps({"texts": ["x" * 2_000_000]})))[0].texts == ["x" * 2_000_000]
+    assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[1]) == 1000
+
+
+def test_json_that_comes_as_text() -> None:
+    """Counted as it will be when it is decoded."""
+    check_pieces(b'{"a":"%b"}' % (b"[," * 100_000), "field")
+    with pytest.raises(InvalidValue) as caught:
+        check_pieces(b"[%b0]" % (b"0," * 40_000), "field")
+    assert caught.value.param == "field"
+
+
+def test_arguments() -> None:
+    """All of one request together: few are not counted, and what is in strings never is."""
+    arguments = Arguments("field")
+    long = '{"a": "%s"}' % ("[,{" * 100_000)
+    assert all(arguments.checked(text) == text for text in ("{}", long, "[%s0]" % ("0," * 40_000)))
+    with pytest.raises(InvalidValue, match="older calls") as caught:
+        arguments.checked("[%s0]" % ("0," * 40_000))
+    assert caught.value.param == "field"
+    arguments = Arguments("field")
+    with pytest.raises(InvalidValue, match="longer than"):
+        for _ in range(10):
+            arguments.checked(long)
+
+
+@given(st.dictionaries(st.text(max_size=6), st.integers() | st.none() | st.text(max_size=6), max_size=6))
+async def test_nothing_is_lost(more: dict[str, object]) -> None:
+    """Every field is either known or extra."""
+    more = {name: value for name, value in more.items() if name not in ("items", "size")}
+    _, extras = await Extras(Asked, "x", "items")(json.dumps({"items": [], **more}).encode())
+    assert {name: json.loads(bytes(raw)) for name, raw in extras.items()} == more
+
+
+def test_json_of() -> None:
+    """null is as good as nothing."""
+    assert json_of(None) is json_of(msgspec.UNSET) is json_of(msgspec.Raw(b"null")) is None
+    assert json_of(msgspec.Raw(b"{}")) == b"{}"
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(64, True), (65, False)])
+@pytest.mark.parametrize("kind", [dict, list])
+def test_depth(depth: int, fits: bool, kind: type) -> None:
+    """Levels are counted along the deepest way."""
+    value: object = kind()
+    for _ in range(depth - 1):
+        value = {"a": value, "b": 1} if kind is dict else [1, value]
+    if fits:
+        check_depth(value, "field")
+        return
+    with pytest.raises(InvalidValue) as caught:
+        check_depth(value, "field")
+    assert caught.value.param == "field"

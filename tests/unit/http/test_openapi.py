@@ -1,0 +1,273 @@
+"""The OpenAPI document: generated, valid, and as exact as the operations themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+import pytest
+from openapi_spec_validator import validate
+
+from shoal.core.protocols import Operation, Surface
+from shoal.errors import ModelNotFound, ModelNotReady, RouteNotFound, ShoalError
+from shoal.http.openapi import OpenApi, document, operation_id, template
+from shoal.http.operation import Described
+from shoal.http.request import Reply, Request
+from shoal.surfaces import SURFACES, Options
+
+
+class Pet(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(examples=["Wanda"])]
+    age: Annotated[int, msgspec.Meta(ge=0, description="In years.")] = 0
+
+
+class Problem(msgspec.Struct):
+    error: str
+
+
+async def endpoint(request: Request) -> Reply:
+    return Reply()
+
+
+def operation(**changes: Any) -> Operation:
+    return Operation(**{"method": "POST", "path": "/pets", "endpoint": endpoint, "summary": "Add a pet", **changes})
+
+
+ADD = operation(
+    request=Pet,
+    response=list[Pet],
+    errors={400: Problem, 429: Problem, 499: str},
+    example={"name": "Wanda", "model": "any"},
+    headers={"x-shoal-batch-size": "Items."},
+)
+
+
+class Pets:
+    name = "pets"
+    error = Problem
+
+    def __init__(self, *operations: Operation) -> None:
+        self._operations = operations
+
+    def routes(self, gateway: Any) -> Sequence[Operation]:
+        return self._operations
+
+    def render_error(self, error: Exception) -> tuple[int, dict[str, str], bytes]:
+        return 500, {}, b""
+
+
+class Gateway:
+    def __init__(self, default: str, talker: str = "") -> None:
+        self.default = default
+        self.talker = talker
+        self.missing: type[ShoalError] = ModelNotFound
+
+    def resolve(self, name: str, task: str) -> tuple[str, str]:
+        found = self.talker if task == "generate" else self.default
+        if not found:
+            raise self.missing("no model")
+        return found, ""
+
+
+def request(path: str = "/openapi.json") -> Request:
+    return Request({"method": "GET", "path": path, "headers": []}, 0.0)
+
+
+def added(model: str = "") -> dict[str, Any]:
+    post: dict[str, Any] = document({"pets": [ADD]}, model)["paths"]["/pets"]["post"]
+    return post
+
+
+def test_all_surfaces_make_a_valid_document() -> None:
+    """What Shoal serves is OpenAPI 3.1 by the specification's own schema, with every route of every surface in it."""
+    surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES if make is not cast(Any, OpenApi)]
+    table = {surface.name: surface.routes(cast(Any, None)) for surface in surfaces}
+    made = document(table)
+    validate(made)
+    served = {(template(each.path), each.method.lower()) for operations in table.values() for each in operations}
+    assert {(path, method) for path, item in made["paths"].items() for method in item} == served
+
+
+def test_operation_ids_are_unique_and_stable() -> None:
+    """An id is made of method and path: generated clients keep their names when code moves."""
+    assert operation_id(operation(path="/v1/models/{id:path}", method="GET")) == "get_v1_models_id"
+    assert operation_id(operation(path="/")) == "post_root"
+    surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES if make is not cast(Any, OpenApi)]
+    ids = [operation_id(each) for surface in surfaces for each in surface.routes(cast(Any, None))]
+    assert len(ids) == len(set(ids))
+
+
+def test_structs_are_shared_components() -> None:
+    """A struct is described once, with its bounds and texts, and referred to everywhere else."""
+    made = document({"pets": [ADD, operation(path="/pets/{name:path}", method="GET", response=Pet)]})
+    schemas = made["components"]["schemas"]
+    assert set(schemas) == {"Pet", "Problem"}
+    assert schemas["Pet"]["properties"]["age"] == {
+        "type": "integer",
+        "minimum": 0,
+        "description": "In years.",
+        "default": 0,
+    }
+    shown = made["paths"]["/pets/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert shown == {"$ref": "#/components/schemas/Pet"}
+
+
+def test_responses_name_each_status_with_its_body_and_headers() -> None:
+    """Success and every error carry their type, their media type and their headers."""
+    responses = added()["responses"]
+    assert list(responses) == ["200", "400", "429", "499"]
+    assert set(responses["200"]["headers"]) == {"x-request-id", "x-shoal-batch-size"}
+    assert set(responses["429"]["headers"]) == {"x-request-id", "retry-after"}
+    assert responses["400"]["description"] == "Bad Request"
+    assert responses["400"]["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    assert responses["499"]["content"] == {"text/plain": {"schema": {"type": "string"}}}
+
+
+def test_a_status_with_several_bodies() -> None:
+    """Two dialects on one path: each JSON that may come stands there, and plain text beside it."""
+    kinds: dict[int, Any] = {400: (Problem, Pet, str), 422: (str, Problem)}
+    made = document({"pets": [operation(request=Pet, errors=kinds)]})
+    told = made["paths"]["/pets"]["post"]["responses"]
+    problem, pet = {"$ref": "#/components/schemas/Problem"}, {"$ref": "#/components/schemas/Pet"}
+    assert told["400"]["content"] == {
+        "application/json": {"schema": {"anyOf": [problem, pet]}},
+        "text/plain": {"schema": {"type": "string"}},
+    }
+    assert told["422"]["content"]["application/json"] == {"schema": problem}
+    validate(made)
+
+
+def test_headers_with_one_text_are_written_once() -> None:
+    """Equal headers are shared; one that says something else under the same name stays in its place."""
+    other = operation(path="/other", headers={"x-shoal-batch-size": "Something else."})
+    made = document({"pets": [ADD, other]})
+    assert made["components"]["headers"]["x-shoal-batch-size"]["description"] == "Items."
+    first, second = (made["paths"][path]["post"]["responses"]["200"]["headers"] for path in ("/pets", "/other"))
+    assert first["x-shoal-batch-size"] == {"$ref": "#/components/headers/x-shoal-batch-size"}
+    assert second["x-shoal-batch-size"]["description"] == "Something else."
+    validate(made)
+
+
+def test_request_headers_are_told_where_they_count() -> None:
+    """A body's operation takes an id and a timeout; one that is batched also takes a class; a plain GET nothing."""
+    made = document({"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]})
+    names = [each["$ref"].rpartition("/")[2] for each in made["paths"]["/pets"]["post"]["parameters"]]
+    assert names == ["x-request-id", "x-request-timeout", "x-shoal-class"]
+    assert "parameters" not in made["paths"]["/count"]["get"]
+    assert "parameters" not in made["paths"]["/x"]["post"]
+
+
+DESCRIBED = Described(
+    method="POST",
+    path="/feed/{name:path}/now",
+    endpoint=endpoint,
+    summary="Feed a pet",
+    request=Pet,
+    response=(Pet, Problem),
+    accepted=list[Pet],
+    also=(("text/plain", str),),
+    optional=True,
+    query={"wait": "Or not.", "what": "Of it."},
+    needed=frozenset({"what"}),
+    access="admin",
+    example={"model": "any", "name": "x"},
+)
+
+
+def test_what_some_operations_say_beyond() -> None:
+    """Parameters of the query, a body that may be left out, several answers, and 202."""
+    made = document({"pets": [DESCRIBED]}, "org/name")
+    validate(made)
+    post = made["paths"]["/feed/{name}/now"]["post"]
+    assert [(each["name"], each["in"], each["required"]) for each in post["parameters"][:3]] == [
+        ("name", "path", True),
+        ("wait", "query", False),
+        ("what", "query", True),
+    ]
+    assert post["requestBody"]["required"] is False
+    pet, problem = ({"$ref": f"#/components/schemas/{name}"} for name in ("Pet", "Problem"))
+    success = post["responses"]["200"]["content"]
+    assert success == {
+        "application/json": {"schema": {"anyOf": [pet, problem]}},
+        "text/plain": {"schema": {"type": "string"}},
+    }
+    accepted = post["responses"]["202"]
+    assert accepted["content"] == {"application/json": {"schema": {"type": "array", "items": pet}}}
+    assert set(accepted["headers"]) == {"x-request-id", "location"}
+
+
+def test_examples_of_what_manages_models_stay() -> None:
+    """Who tries out a deletion as it stands should not lose the model that is served."""
+    post = document({"pets": [DESCRIBED]}, "org/name")["paths"]["/feed/{name}/now"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"model": "any", "name": "x"}
+    infer = operation(request=Pet, example={"model_name": "any"})
+    post = document({"pets": [infer]}, "org/name")["paths"]["/pets"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"model_name": "org/name"}
+
+
+def test_security_follows_access() -> None:
+    """Public operations need nothing, the others the scheme of their plane; only schemes in use are listed."""
+    made = document({"pets": [operation(access="public"), operation(path="/load", access="admin")]})
+    assert made["paths"]["/pets"]["post"]["security"] == []
+    assert made["paths"]["/load"]["post"]["security"] == [{"admin_key": []}]
+    assert set(made["components"]["securitySchemes"]) == {"admin_key"}
+
+
+def test_examples_name_the_model_that_is_served() -> None:
+    """An example can be sent as it stands, whatever model this server has."""
+
+    def shown(model: str) -> Any:
+        return added(model)["requestBody"]["content"]["application/json"]["example"]
+
+    assert shown("org/name") == {"name": "Wanda", "model": "org/name"}
+    assert shown("") == ADD.example
+    table = {"pets": [ADD, operation(path="/talk", generates=True, request=Pet, example=ADD.example)]}
+    paths = document(table, "org/name", "org/talker")["paths"]
+    told = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert told == {"name": "Wanda", "model": "org/talker"}
+
+
+def test_an_operation_claimed_twice_is_refused() -> None:
+    """Two operations on one path and method cannot both be told."""
+    with pytest.raises(ValueError, match=r"POST /pets is claimed twice, once by more"):
+        document({"pets": [operation()], "more": [operation()]})
+
+
+async def test_the_route_serves_the_document_with_itself_in_it() -> None:
+    """GET /openapi.json is public, is JSON, and lists itself after the other surfaces."""
+    surface: Surface = OpenApi([Pets(ADD)])
+    route, explorer = surface.routes(cast(Any, Gateway("org/name")))
+    assert route.access == "public"
+    reply = await route.endpoint(request())
+    assert (b"content-type", b"application/json") in reply.headers
+    made = json.loads(reply.body)
+    validate(made)
+    assert [tag["name"] for tag in made["tags"]] == ["pets", "openapi"]
+    assert made["servers"][0]["url"] == "./"
+    at_explorer = json.loads((await explorer.endpoint(request(explorer.path))).body)
+    assert (explorer.path, at_explorer["servers"][0]["url"]) == ("/explorer/swagger.json", "../")
+
+
+async def test_the_document_is_kept_until_the_default_model_changes() -> None:
+    """It is made once; another default model, or none, makes it anew."""
+    gateway = Gateway("one")
+    route, _ = OpenApi([Pets(ADD)]).routes(cast(Any, gateway))
+    first = (await route.endpoint(request())).body
+    assert (await route.endpoint(request())).body is first
+    gateway.default = "two"
+    assert b'"model":"two"' in (await route.endpoint(request())).body
+    gateway.default = ""
+    made = (await route.endpoint(request())).body
+    assert b'"model":"any"' in made
+    gateway.missing = ModelNotReady
+    assert (await route.endpoint(request())).body is made
+    gateway.talker = "three"
+    assert (await route.endpoint(request())).body is not made
+
+
+def test_errors_are_json() -> None:
+    """An error on the document's path says its message in JSON, with the status of its kind."""
+    status, headers, body = OpenApi([]).render_error(RouteNotFound("no such path"))
+    assert (status, headers["content-type"], json.loads(body)) == (404, "application/json", {"error": "no such path"})

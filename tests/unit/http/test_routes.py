@@ -1,0 +1,162 @@
+"""The table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import Operation
+from shoal.core.registry import Registry
+from shoal.errors import MethodNotAllowed, RouteNotFound, ShoalError
+from shoal.http.routes import Miss, Route, Routes
+
+
+async def nothing(request: Any) -> None:
+    return None
+
+
+class Named:
+    """A surface of the given routes."""
+
+    error = None
+
+    def __init__(self, name: str, *routes: tuple[Literal["GET", "POST", "DELETE"], str]) -> None:
+        self.name = name
+        self._routes = routes
+
+    def routes(self, gateway: Gateway) -> Sequence[Operation]:
+        return [
+            Operation(method=method, path=path, endpoint=nothing, summary=f"{method} {path}")
+            for method, path in self._routes
+        ]
+
+    def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+        return 500, {}, b""
+
+
+def table(*surfaces: Named) -> Routes:
+    return Routes(surfaces, Gateway(Registry()))
+
+
+ONE = Named("one", ("GET", "/a"), ("POST", "/a"), ("GET", "/a/{id:path}"), ("GET", "/"))
+THREE = Named(
+    "three",
+    ("GET", "/m"),
+    ("GET", "/m/{id:path}"),
+    ("DELETE", "/m/{id:path}"),
+    ("POST", "/m/{id:path}/load"),
+    ("POST", "/m/{id:path}/unload"),
+)
+TWO = Named("two", ("POST", "/b"), ("GET", "/a/b/{id:path}"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "summary", "parameter"),
+    [
+        ("GET", "/a", "GET /a", ""),
+        ("GET", "/a/", "GET /a", ""),
+        ("HEAD", "/a", "GET /a", ""),
+        ("POST", "/a", "POST /a", ""),
+        ("GET", "/", "GET /", ""),
+        ("GET", "/a/x", "GET /a/{id:path}", "x"),
+        ("GET", "/a/x/y/", "GET /a/{id:path}", "x/y"),
+        ("GET", "/a/b/x", "GET /a/b/{id:path}", "x"),
+        ("HEAD", "/a/x", "GET /a/{id:path}", "x"),
+    ],
+)
+def test_found(method: str, path: str, summary: str, parameter: str) -> None:
+    """Exact paths win over parameters, longer prefixes over shorter ones; GET answers HEAD."""
+    found = table(ONE, TWO).find(method, path)
+    assert isinstance(found, Route)
+    assert (found.operation.summary, found.parameter) == (summary, parameter)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "owner", "allow"),
+    [
+        ("DELETE", "/a", "one", "GET, HEAD, POST"),
+        ("GET", "/b", "two", "POST"),
+        ("HEAD", "/b/", "two", "POST"),
+        ("POST", "/a/x", "one", "GET, HEAD"),
+        ("GET", "/b/c/d", "two", None),
+        ("GET", "/c", "one", None),
+        ("GET", "/bb", "one", None),
+        ("GET", "", "one", None),
+    ],
+)
+def test_missed(method: str, path: str, owner: str, allow: str | None) -> None:
+    """A miss names the surface that tells it; a wrong method tells the right ones."""
+    found = table(ONE, TWO).find(method, path)
+    assert isinstance(found, Miss)
+    assert found.surface.name == owner
+    if allow is None:
+        assert isinstance(found.error, RouteNotFound)
+    else:
+        assert isinstance(found.error, MethodNotAllowed)
+        assert found.error.allow == allow
+
+
+def test_two_claims_of_one_route() -> None:
+    """Two surfaces cannot answer the same method of a path, with or without the last slash."""
+    with pytest.raises(ValueError, match="taken twice"):
+        table(ONE, Named("three", ("GET", "/a/")))
+
+
+@pytest.mark.parametrize("path", ["/a/{id}", "/a/{id:path}/B", "/a/{id:path}/b/c", "/a{id:path}", "/a/{i d:path}"])
+def test_paths_that_are_not_understood(path: str) -> None:
+    """A parameter is one, and the whole tail, or all of it but one word."""
+    with pytest.raises(ValueError, match="a path may hold one"):
+        table(Named("four", ("GET", path)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "summary", "parameter"),
+    [
+        ("POST", "/m/x/load", "POST /m/{id:path}/load", "x"),
+        ("POST", "/m/org/name/load/", "POST /m/{id:path}/load", "org/name"),
+        ("POST", "/m/x/unload", "POST /m/{id:path}/unload", "x"),
+        ("POST", "/m/org/load/load", "POST /m/{id:path}/load", "org/load"),
+        ("GET", "/m/org/load", "GET /m/{id:path}", "org/load"),
+        ("HEAD", "/m/org/load", "GET /m/{id:path}", "org/load"),
+        ("DELETE", "/m/org/unload", "DELETE /m/{id:path}", "org/unload"),
+        ("GET", "/m/load", "GET /m/{id:path}", "load"),
+    ],
+)
+def test_suffixes(method: str, path: str, summary: str, parameter: str) -> None:
+    """A word after the parameter is a route of its own; to a method that it does not have, it belongs to the name."""
+    found = table(THREE).find(method, path)
+    assert isinstance(found, Route)
+    assert (found.operation.summary, found.parameter) == (summary, parameter)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/m/x/load", "DELETE, GET, HEAD, POST"),
+        ("POST", "/m/x", "DELETE, GET, HEAD"),
+        ("POST", "/m/load", "DELETE, GET, HEAD"),
+        ("POST", "/m//load", "DELETE, GET, HEAD"),
+        ("POST", "/m/xload", "DELETE, GET, HEAD"),
+        ("POST", "/m", "GET, HEAD"),
+    ],
+)
+def test_suffixes_missed(method: str, path: str, allow: str) -> None:
+    """A name is needed before the word; the methods are those of both readings."""
+    routes = table(THREE)
+    found = routes.find(method, path)
+    assert isinstance(found, Miss)
+    assert isinstance(found.error, MethodNotAllowed)
+    assert found.error.allow == allow == routes.allowed(path)
+
+
+def test_a_suffix_alone() -> None:
+    """Where nothing stands without it, other paths are unknown."""
+    routes = table(Named("five", ("POST", "/m/{id:path}/load")))
+    assert isinstance(routes.find("POST", "/m/x/load"), Route)
+    missed = routes.find("POST", "/m/x")
+    assert isinstance(missed, Miss)
+    assert isinstance(missed.error, RouteNotFound)
+    assert routes.allowed("/m/x") == ""

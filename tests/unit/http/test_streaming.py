@@ -1,0 +1,345 @@
+"""Bodies of streams: held until there is something to say, in large pieces, bounded, and closed with their source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import EngineFailed, InternalError, ShoalError
+from shoal.http import streaming
+from shoal.http.streaming import MOST_BYTES, MOST_CHUNKS, Feed, feed
+from shoal.types import Chunk, TokenLogprob, ToolDelta
+
+NEVER_S = 1000.0
+
+
+class Words:
+    """Frames that are easy to read."""
+
+    heartbeat = b"~"
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        return f"<{chunk.text}>".encode() if chunk.text else b""
+
+    def failed(self, error: ShoalError) -> bytes:
+        return f"!{error.message}".encode()
+
+    def end(self) -> bytes:
+        return b"."
+
+
+class Source:
+    """Chunks that come when `say` lets them; `closed` is set when the generator has ended, by the task that ran it."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
+        self.taken = 0
+
+    def say(self, *each: Chunk | str | Exception | None) -> None:
+        for one in each:
+            self.said.put_nowait(Chunk(text=one) if isinstance(one, str) else one)
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        try:
+            async with asyncio.timeout(NEVER_S):  # which only the task that entered it can leave
+                while (one := await self.said.get()) is not None:
+                    if isinstance(one, Exception):
+                        raise one
+                    self.taken += 1
+                    yield one
+        finally:
+            self.closed.set()
+
+
+async def begun(source: Source, heartbeat_s: float = NEVER_S) -> Feed:
+    return await feed(source.chunks(), Words(), heartbeat_s, request_id="req_1")
+
+
+async def rest(body: Feed) -> bytes:
+    return b"".join([piece async for piece in body])
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_stream() -> None:
+    """What is ready goes out as one piece, the end with it; the source is closed."""
+    source = Source()
+    source.say("a", "b", None)
+    body = await begun(source)
+    assert body.first == Chunk(text="a")
+    assert [piece async for piece in body] == [b"<a><b>."]
+    assert source.closed.is_set()
+
+
+async def test_nothing_to_say() -> None:
+    """An end is something too."""
+    source = Source()
+    source.say(None)
+    body = await begun(source)
+    assert body.first is None
+    assert await rest(body) == b"."
+
+
+async def test_it_is_held_until_the_first_chunk() -> None:
+    """Until then whoever waits for it gets nothing, and may get an error."""
+    source = Source()
+    waiting = asyncio.create_task(begun(source))
+    await turns()
+    assert not waiting.done()
+    source.say("a")
+    body = await waiting
+    assert await anext(body) == b"<a>"
+    await body.aclose()
+
+
+@pytest.mark.parametrize("error", [EngineFailed("broken"), ZeroDivisionError("bug")])
+async def test_errors_before_the_first_chunk(error: Exception) -> None:
+    """They are raised, whatever they are, and the source is closed."""
+    source = Source()
+    source.say(error)
+    with pytest.raises(type(error)):
+        await begun(source)
+    assert source.closed.is_set()
+
+
+async def test_errors_in_mid_stream() -> None:
+    """They are told after what came before, and nothing follows."""
+    source = Source()
+    source.say("a", EngineFailed("broken"))
+    assert await rest(await begun(source)) == b"<a>!broken"
+
+
+async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """One that the gateway has wrapped is logged and told by the request's id; a bare one breaks the stream."""
+    source = Source()
+    source.say("a", InternalError("secret"))
+    told = await rest(await begun(source))
+    assert b"secret" not in told
+    assert b"req_1" in told
+    assert "secret" in caplog.text
+    source = Source()
+    source.say("a", ZeroDivisionError("bug"))
+    with pytest.raises(ZeroDivisionError):
+        await rest(await begun(source))
+    assert caplog.records[-1].levelno == logging.ERROR
+
+
+async def test_heartbeats() -> None:
+    """While the source is silent, and never beside something to say; the first opens the stream."""
+    source = Source()
+    body = await begun(source, heartbeat_s=0.001)
+    assert body.first is None
+    assert [await anext(body), await anext(body)] == [b"~", b"~"]
+    source.say("a")
+    piece = await anext(body)
+    while piece == b"~":
+        piece = await anext(body)
+    assert piece == b"<a>"
+    assert await anext(body) == b"~"
+    source.say(None)
+    assert (await rest(body)).endswith(b".")
+
+
+async def test_no_heartbeat_after_a_write() -> None:
+    """Silence is counted from the last write, with one timer for all of them."""
+    source = Source()
+    source.say("a")
+    body = await begun(source)
+    assert await anext(body) == b"<a>"
+    body._heartbeat_s = 0.005
+    written = body._written
+    body._look()
+    assert not body._beat_due
+    assert await anext(body) == b"~"
+    assert asyncio.get_running_loop().time() - written >= 0.005
+    await body.aclose()
+
+
+async def test_dialects_without_heartbeats() -> None:
+    """Nothing is sent, and the stream goes on."""
+    source = Source()
+    words = Words()
+    words.heartbeat = b""
+    body = await feed(source.chunks(), words, 0.001)
+    reading = asyncio.create_task(rest(body))
+    await asyncio.sleep(0.005)
+    source.say("a", None)
+    assert await reading == b"<a>."
+
+
+async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first goes at once; what comes soon after a write goes out together with what else does."""
+    pause_s = 1.0
+    monkeypatch.setattr(streaming, "PAUSE_S", pause_s)
+    source = Source()
+    source.say("a")
+    body = await begun(source)
+    assert await anext(body) == b"<a>"
+    written = asyncio.get_running_loop().time()
+    source.say("b")
+    await turns()
+    second = asyncio.create_task(anext(body))
+    await turns()
+    source.say("c")
+    assert await second == b"<b><c>"
+    assert asyncio.get_running_loop().time() - written >= pause_s * 0.9
+    await body.aclose()
+
+
+async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once all is there, there is nothing to wait for."""
+    monkeypatch.setattr(streaming, "PAUSE_S", NEVER_S)
+    source = Source()
+    source.say("a")
+    body = await begun(source)
+    await anext(body)
+    source.say("b", None)
+    await turns()
+    assert await anext(body) == b"<b>."
+
+
+@pytest.mark.parametrize(
+    ("chunk", "most"),
+    [
+        (Chunk(text="x"), MOST_CHUNKS),
+        (Chunk(text="x" * (MOST_BYTES // 4)), 4),
+        (Chunk(text="x", reasoning="x" * (MOST_BYTES // 4)), 4),
+        (Chunk(text="x", raw=("d", b"x" * MOST_BYTES)), 1),
+        (Chunk(text="x", tools=[ToolDelta(index=0, arguments="x" * (MOST_BYTES // 2))]), 2),
+        (Chunk(text="x", logprobs=[TokenLogprob(token="x", logprob=0.0)] * 1024), 4),
+    ],
+)
+async def test_slow_readers(chunk: Chunk, most: int) -> None:
+    """The source is asked for no more than may wait; a reader that goes on lets it go on."""
+    source = Source()
+    source.say(*[chunk] * (MOST_CHUNKS * 3))
+    body = await begun(source)
+    await turns(2000)
+    assert source.taken == most
+    await anext(body)
+    await turns(2000)
+    assert source.taken == 2 * most
+    await body.aclose()
+    assert source.closed.is_set()
+
+
+async def leave_unread(source: Source) -> None:
+    await (await begun(source)).aclose()
+
+
+async def leave_after_one(source: Source) -> None:
+    body = await begun(source)
+    await anext(body)
+    await body.aclose()
+    await body.aclose()
+
+
+async def leave_while_waiting(source: Source) -> None:
+    body = await begun(source)
+    await anext(body)
+    reading = asyncio.create_task(anext(body))
+    await turns()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def leave_before_it_began(source: Source) -> None:
+    source.said.get_nowait()
+    waiting = asyncio.create_task(begun(source))
+    await turns()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+@pytest.mark.parametrize("leave", [leave_unread, leave_after_one, leave_while_waiting, leave_before_it_began])
+async def test_readers_that_leave(leave: Callable[[Source], Awaitable[None]]) -> None:
+    """At any time: when they are gone the source is closed, no task and no timer is left."""
+    before = asyncio.all_tasks()
+    source = Source()
+    source.say("a")
+    await leave(source)
+    assert source.closed.is_set()
+    await turns()
+    assert asyncio.all_tasks() == before
+
+
+async def test_after_the_end() -> None:
+    """A closed body ends at once."""
+    source = Source()
+    source.say("a")
+    body = await begun(source)
+    await body.aclose()
+    assert await rest(body) == b""
+
+
+async def test_a_source_that_fails_to_close() -> None:
+    """Its error is the reader's, if there is one; nobody else is troubled by it."""
+
+    async def chunks() -> AsyncGenerator[Chunk]:
+        try:
+            yield Chunk(text="a")
+            await asyncio.Event().wait()
+        finally:
+            raise EngineFailed("cannot close")
+
+    body = await feed(chunks(), Words(), NEVER_S)
+    await anext(body)
+    await body.aclose()
+
+
+async def test_frames_that_fail() -> None:
+    """A bug in a dialect ends the stream, and the source with it."""
+
+    class Broken(Words):
+        def chunk(self, chunk: Chunk) -> bytes:
+            raise ZeroDivisionError
+
+    source = Source()
+    source.say("a")
+    body = await feed(source.chunks(), Broken(), NEVER_S)
+    with pytest.raises(ZeroDivisionError):
+        await anext(body)
+    assert source.closed.is_set()
+
+
+@settings(max_examples=60)
+@given(groups=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=6), ends=st.booleans())
+def test_nothing_is_lost(groups: Sequence[Sequence[str]], ends: bool) -> None:
+    """However chunks bunch up, their frames come out once each, in order."""
+
+    async def run() -> bytes:
+        source = Source()
+
+        async def tell() -> None:
+            for group in groups:
+                source.say(*group)
+                await asyncio.sleep(0)
+            source.say(None if ends else EngineFailed("x"))
+
+        telling = asyncio.create_task(tell())
+        try:
+            return await rest(await begun(source))
+        except EngineFailed:
+            assert not any(groups)
+            return b"!x"
+        finally:
+            await telling
+
+    texts = [text for group in groups for text in group]
+    expected = "".join(f"<{text}>" for text in texts if text) + ("." if ends else "!x")
+    pause, streaming.PAUSE_S = streaming.PAUSE_S, 0.0
+    try:
+        assert asyncio.run(run()) == expected.encode()
+    finally:
+        streaming.PAUSE_S = pause

@@ -1,0 +1,285 @@
+"""Classifiers and cross-encoders: what is one, its labels, its activation, its head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract import read_contract
+from shoal.models.convert.contract.classifier import ACTIVATIONS, read_activation, read_labels
+from shoal.models.convert.contract.json_file import JsonFile
+from shoal.models.convert.contract.types import Classifier
+from tests.unit.models.checkpoints import HIDDEN, checkpoint, write_json
+from tests.unit.models.classifiers import IDENTITY, KINDS, SIGMOID, classifier, head_names
+
+PLAIN = "torch.nn.Softmax"
+
+
+def config(**data: Any) -> JsonFile:
+    return JsonFile("config.json", data)
+
+
+def head(folder: Path) -> Classifier:
+    found = read_contract(folder).classifier
+    assert found is not None
+    return found
+
+
+def saved(**data: Any) -> JsonFile:
+    return JsonFile("config_sentence_transformers.json", {"model_type": "CrossEncoder"} | data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_has_its_head(tmp_path: Path, kind: str) -> None:
+    """Names of the layers, their activation, and segment ids for those whose models were trained with them."""
+    found = head(classifier(tmp_path, kind, labels=3))
+    assert (found.dense, found.out) == head_names(kind)
+    assert found.activation == {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
+    assert found.segments == (kind in ("bert", "electra"))
+    assert found.spec.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_a_classifier_embeds_nothing(tmp_path: Path) -> None:
+    """Its contract has lengths and tokens as every other, and no dimension."""
+    contract = read_contract(classifier(tmp_path))
+    assert (contract.dimension, contract.max_tokens, contract.pad_id) == (0, 30, 0)
+    assert contract.encoder is not None and contract.vocab_size == contract.encoder.vocab_size
+
+
+def test_modules_with_a_pooling_make_an_embedder(tmp_path: Path) -> None:
+    """Whatever class the encoder was saved from: sentence-transformers goes by modules.json."""
+    contract = read_contract(checkpoint(tmp_path, config={"architectures": ["BertForSequenceClassification"]}))
+    assert contract.classifier is None
+    assert contract.dimension == HIDDEN
+
+
+@pytest.mark.parametrize("architectures", [["BertModel"], ["BertForMaskedLM", "BertForSequenceClassification"], None])
+def test_the_first_architecture_counts(tmp_path: Path, architectures: Any) -> None:
+    """As in sentence-transformers; another first class is an encoder with a head that nobody asked for."""
+    folder = classifier(tmp_path, config={"architectures": architectures})
+    assert read_contract(folder).classifier is None
+
+
+def test_a_cross_encoder_as_sentence_transformers_6_saves_it(tmp_path: Path) -> None:
+    """One Transformer in modules.json, maybe in a folder of its own; the settings beside it are the scoring ones."""
+    whole = classifier(tmp_path / "flat", saved={"activation_fn": IDENTITY, "prompts": {"q": "query: "}})
+    contract = read_contract(whole)
+    assert head(whole).spec.activation == "identity"
+    assert (contract.prompts, contract.default_prompt_name) == ({"q": "query: "}, None)
+    folder = tmp_path / "nested"
+    classifier(folder / "0_Transformer", "mpnet")
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "0_Transformer", "type": kind}])
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    assert read_contract(folder).encoder_path == "0_Transformer"
+    assert head(folder).spec.pairs
+
+
+@pytest.mark.parametrize(
+    ("modules", "key"),
+    [
+        ([], None),
+        ({}, None),
+        (
+            [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}],
+            "[1]",
+        ),
+        ([{"type": "own.code.Transformer", "path": ""}], "[0].type"),
+        (["sentence_transformers.models.Transformer"], "[0].type"),
+        ([{"type": "sentence_transformers.models.Transformer", "path": 3}], None),
+        ([{"type": "sentence_transformers.models.Transformer", "path": "../other"}], "[0].path"),
+    ],
+)
+def test_more_than_one_transformer_is_refused(tmp_path: Path, modules: Any, key: str | None) -> None:
+    """A cross-encoder that scores with other modules would be served wrongly."""
+    folder = classifier(tmp_path, saved={})
+    write_json(folder / "modules.json", modules)
+    with pytest.raises(ModelFileError) as refused:
+        read_contract(folder)
+    assert str(refused.value).startswith("modules.json")
+    assert key is None or key in str(refused.value)
+
+
+def test_a_cross_encoder_needs_a_classifier(tmp_path: Path) -> None:
+    """A causal model that scores by the logits of yes and no is another thing."""
+    folder = classifier(tmp_path, config={"architectures": ["BertForMaskedLM"]}, saved={})
+    with pytest.raises(ModelFileError, match=r"architectures.*no scores"):
+        read_contract(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"transformer_task": "feature-extraction"}, {"module_output_name": "token_embeddings"}, {"odd": 1}],
+)
+def test_settings_that_change_scores_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """What sentence_bert_config.json says must be what is served."""
+    folder = classifier(tmp_path, saved={})
+    place = folder / "sentence_bert_config.json"
+    write_json(place, json.loads(place.read_text()) | changes)
+    with pytest.raises(ModelFileError, match=f"sentence_bert_config.json: {next(iter(changes))}"):
+        read_contract(folder)
+
+
+def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
+    """By its own key, as for embedders; a shipped graph would do."""
+    changes = {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"]}
+    folder = classifier(tmp_path, config=changes)
+    with pytest.raises(ModelFileError, match="model_type"):
+        read_contract(folder)
+    (folder / "model.onnx").write_bytes(b"")
+    found = head(folder)
+    assert (found.dense, found.spec.labels) == ("", ("LABEL_0",))
+
+
+@pytest.mark.parametrize(
+    ("told", "segments"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "BertTokenizerFast"}, True),
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, False),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+        ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
+    ],
+)
+def test_segments_are_those_that_the_tokenizer_gives(tmp_path: Path, told: dict[str, Any], segments: bool) -> None:
+    """A BERT behind a RoBERTa tokenizer never saw a second segment."""
+    folder = classifier(tmp_path)
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 30} | told)
+    assert head(folder).segments == segments
+
+
+def test_a_single_segment_is_no_input(tmp_path: Path) -> None:
+    """A table of one row has nothing to tell apart."""
+    assert not head(classifier(tmp_path, config={"type_vocab_size": 1})).segments
+
+
+def test_without_a_tokenizer_config_segments_are_given(tmp_path: Path) -> None:
+    """transformers' default for BERT."""
+    folder = classifier(tmp_path)
+    (folder / "tokenizer_config.json").unlink()
+    assert head(folder).segments
+
+
+def test_an_embedding_size_of_its_own_is_refused(tmp_path: Path) -> None:
+    """ELECTRA's small models have a projection that no graph here has."""
+    with pytest.raises(ModelFileError, match="embedding_size"):
+        read_contract(classifier(tmp_path, "electra", config={"embedding_size": 8}))
+
+
+class TestLabels:
+    """id2label, num_labels, and transformers' two."""
+
+    @given(st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True), st.randoms(use_true_random=False))
+    def test_they_come_in_the_order_of_their_numbers(self, names: list[str], order: Any) -> None:
+        """However the object is written."""
+        items = [(str(index), name) for index, name in enumerate(names)]
+        order.shuffle(items)
+        assert read_labels(config(id2label=dict(items))) == tuple(names)
+
+    @pytest.mark.parametrize(("told", "count"), [({}, 2), ({"num_labels": 5}, 5), ({"num_labels": None}, 2)])
+    def test_without_names_they_are_numbered(self, told: dict[str, Any], count: int) -> None:
+        """As transformers calls them."""
+        assert read_labels(config(**told)) == tuple(f"LABEL_{index}" for index in range(count))
+
+    def test_names_that_are_numbers_are_told_as_text(self) -> None:
+        """Some configurations have them."""
+        assert read_labels(config(id2label={"0": 0, "1": 1})) == ("0", "1")
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"id2label": {"0": "a", "2": "c"}},
+            {"id2label": {"1": "a"}},
+            {"id2label": {}},
+            {"id2label": ["a"]},
+            {"num_labels": 0},
+            {"num_labels": 10**9},
+            {"num_labels": True},
+            {"id2label": {"0": None}},
+            {"id2label": {"0": {"a": 1}}},
+            {"id2label": {"0": "a", "1": "a"}},
+            {"id2label": {str(index): str(index) for index in range(100_001)}},
+        ],
+    )
+    def test_what_is_no_numbering_is_refused(self, told: dict[str, Any]) -> None:
+        """By key."""
+        with pytest.raises(ModelFileError, match=next(iter(told))):
+            read_labels(config(**told))
+
+
+class TestActivation:
+    """The rule, case by case."""
+
+    @pytest.mark.parametrize("labels", [1, 3])
+    @pytest.mark.parametrize("name", ACTIVATIONS)
+    def test_a_named_one_stands(self, name: str, labels: int) -> None:
+        """In each of its three places."""
+        expected = ACTIVATIONS[name]
+        assert read_activation(config(), saved(activation_fn=name), labels) == expected
+        assert read_activation(config(sentence_transformers={"activation_fn": name}), None, labels) == expected
+        assert read_activation(config(sbert_ce_default_activation_function=name), None, labels) == expected
+
+    def test_the_newest_place_is_believed(self) -> None:
+        """Its own file before config.json's object, that before the oldest key."""
+        both = config(sentence_transformers={"activation_fn": IDENTITY}, sbert_ce_default_activation_function=PLAIN)
+        assert read_activation(both, saved(activation_fn=SIGMOID), 3) == "sigmoid"
+        assert read_activation(both, saved(), 3) == "identity"
+
+    @pytest.mark.parametrize("labels", [1, 4])
+    def test_code_of_its_own_is_passed_over(self, labels: int) -> None:
+        """A name outside of torch is the default, as in sentence-transformers."""
+        expected = "sigmoid" if labels == 1 else "identity"
+        assert read_activation(config(), saved(activation_fn="my.Own"), labels) == expected
+        assert read_activation(config(sbert_ce_default_activation_function="my.Own"), None, labels) == expected
+
+    def test_an_activation_that_is_not_known_is_refused(self) -> None:
+        """It would change the scores."""
+        with pytest.raises(ModelFileError, match=r"activation_fn: unknown activation 'torch.nn.Tanh'.*Sigmoid"):
+            read_activation(config(), saved(activation_fn="torch.nn.Tanh"), 1)
+
+    @pytest.mark.parametrize("problem", [None, "regression", "multi_label_classification"])
+    def test_one_label_has_a_sigmoid(self, problem: str | None) -> None:
+        """Whatever its problem_type is: training leaves "regression" there."""
+        assert read_activation(config(problem_type=problem), None, 1) == "sigmoid"
+        assert read_activation(config(problem_type=problem), saved(), 1) == "sigmoid"
+
+    @pytest.mark.parametrize(
+        ("problem", "expected"),
+        [
+            (None, "softmax"),
+            ("single_label_classification", "softmax"),
+            ("multi_label_classification", "sigmoid"),
+            ("regression", "identity"),
+        ],
+    )
+    def test_a_plain_classifier_follows_its_problem(self, problem: str | None, expected: str) -> None:
+        """As transformers' own pipeline; a cross-encoder of several labels has none."""
+        assert read_activation(config(problem_type=problem), None, 3) == expected
+        assert read_activation(config(problem_type=problem), saved(), 3) == "identity"
+        assert read_activation(config(problem_type=problem, sentence_transformers={}), None, 3) == "identity"
+
+    def test_a_problem_that_nobody_knows_is_refused(self) -> None:
+        """By key."""
+        with pytest.raises(ModelFileError, match="problem_type"):
+            read_activation(config(problem_type="ranking"), None, 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "pairs"),
+    [
+        (1, {}, True),
+        (3, {}, False),
+        (3, {"sbert_ce_default_activation_function": None}, True),
+        (3, {"sentence_transformers": {"activation_fn": IDENTITY}}, True),
+    ],
+)
+def test_what_was_trained_on_pairs(tmp_path: Path, labels: int, told: dict[str, Any], pairs: bool) -> None:
+    """Rerankers and cross-encoders; of a classifier with several labels nobody knows."""
+    assert head(classifier(tmp_path, labels=labels, config=told)).spec.pairs == pairs

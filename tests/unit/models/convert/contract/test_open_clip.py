@@ -1,0 +1,444 @@
+"""Reading open_clip_config.json: what is taken, by which defaults, and what is refused by key."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, normalizers
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract import open_clip as reader
+from shoal.models.convert.contract.json_file import JsonFile
+from shoal.models.convert.contract.open_clip import read_open_clip, unbuilt
+from shoal.models.convert.contract.towers import has_towers, read_contrast, read_towers
+from shoal.specs import ContrastSpec
+from tests.unit.models.checkpoints import write_json
+from tests.unit.models.open_clip_checkpoints import CONFIG, WEIGHTS, open_clip, siglip_names
+from tests.unit.models.tower_checkpoints import CONTEXT, IMAGE_HIDDEN, INNER, SIZE, WORDS, tensors, tokenizer, towers
+
+SCALE, TEN = (math.exp(float(np.float32(np.log(number)))) for number in (100.0, 10.0))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ModelFileError) as caught:
+        read_open_clip(folder)
+    return caught.value.message
+
+
+def siglip(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    tokens: dict[str, Any] | None = None,
+) -> Path:
+    """The SigLIP of `tower_checkpoints` in open_clip's layout; a "base" of timm is as small as that."""
+    monkeypatch.setitem(reader._TRUNKS, "base", reader._Trunk(IMAGE_HIDDEN, 2, 2, INNER / IMAGE_HIDDEN))
+    pictures: dict[str, Any] = {"image_size": SIZE, "timm_model_name": f"vit_base_patch4_siglip_{SIZE}"}
+    pictures |= {"timm_pool": "map", "timm_proj": "none", "timm_model_pretrained": False}
+    texts: dict[str, Any] = {"context_length": CONTEXT, "vocab_size": len(WORDS["siglip"])}
+    texts |= {"width": 12, "heads": 2, "layers": 2}
+    texts |= {"mlp_ratio": INNER / 12 + 1e-9, "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
+    texts |= {
+        "norm_kwargs": {"eps": 1e-6},
+        "hf_tokenizer_name": "org/name",
+        "tokenizer_kwargs": {"clean": "canonicalize"},
+    }
+    towers = {"vision_cfg": pictures | (vision or {}), "text_cfg": texts | (text or {})}
+    whole = {"embed_dim": IMAGE_HIDDEN, "init_logit_bias": -10, "custom_text": True} | towers | (model or {})
+    prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
+    write_json(folder / CONFIG, {"model_cfg": whole, "preprocess_cfg": prepared})
+    write_json(
+        folder / "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer", "pad_token": "<pad>"} | (tokens or {})
+    )
+    tokenizer("siglip").save(str(folder / "tokenizer.json"))
+    save_file(siglip_names(tensors("siglip")), folder / WEIGHTS)
+    return folder
+
+
+def test_a_clip_is_read_with_its_numbers(tmp_path: Path) -> None:
+    found = read_towers(open_clip(tmp_path))
+    assert (found.family, found.layout, found.dimension) == ("clip", "open_clip", 8)
+    assert (found.text.hidden, found.text.heads, found.text.layers, found.text.intermediate) == (12, 2, 2, INNER)
+    assert (found.image.hidden, found.image.heads, found.image.layers, found.image.intermediate) == (16, 2, 2, INNER)
+    assert found.text.norm_eps == found.image.norm_eps == 1e-5
+    assert found.text.activation == found.image.activation == "quick_gelu"
+    assert found.text.eos_id is None
+    spec = found.text_spec
+    assert (spec.max_tokens, spec.pad_id, spec.pad_to, spec.pooling) == (CONTEXT, 0, 0, "eos")
+    assert has_towers(tmp_path)
+
+
+def test_defaults_are_those_of_open_clip(tmp_path: Path) -> None:
+    """A ViT-B-16's numbers where next to nothing is stated; GELU, not its approximation."""
+    sizes = dict.fromkeys(("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size"))
+    texts = dict.fromkeys(("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"))
+    folder = open_clip(
+        tmp_path, model={"quick_gelu": None}, vision=sizes, text=texts, pictures={"mean": None, "std": None}
+    )
+    found = read_towers(folder)
+    image, text, pictures = found.image, found.text, found.image_spec
+    assert (image.size, image.patch, image.hidden, image.heads, image.layers) == (224, 16, 768, 12, 12)
+    assert (image.intermediate, image.activation) == (3072, "gelu")
+    assert (text.vocab_size, text.max_positions, text.hidden, text.heads, text.layers) == (49408, 77, 512, 8, 12)
+    assert (text.intermediate, text.activation) == (2048, "gelu")
+    assert (pictures.resize, pictures.edge, pictures.crop, pictures.resample) == ("shortest", 224, (224, 224), 3)
+    assert pictures.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert pictures.std == (0.26862954, 0.26130258, 0.27577711)
+
+
+def test_sizes_are_rounded_as_there(tmp_path: Path) -> None:
+    """bigG's numbers: 1664 * 4.9231 is 8192 and a rest."""
+    folder = open_clip(tmp_path, vision={"width": 1664, "head_width": 104, "mlp_ratio": 4.9231, "image_size": [10, 10]})
+    image = read_towers(folder).image
+    assert (image.heads, image.intermediate, image.size) == (16, 8192, 10)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "resize", "edge", "crop", "resample"),
+    [
+        ({}, "shortest", SIZE, (SIZE, SIZE), 3),
+        ({"resize_mode": "squash", "interpolation": "bilinear"}, "squash", 0, None, 2),
+        (
+            {"interpolation": "random", "size": [99, 99], "mode": "RGB", "fill_color": 1},
+            "shortest",
+            SIZE,
+            (SIZE, SIZE),
+            3,
+        ),
+    ],
+)
+def test_how_pictures_are_prepared(
+    tmp_path: Path, pictures: dict[str, Any], resize: str, edge: int, crop: object, resample: int
+) -> None:
+    """The size is the tower's, whatever else the settings say."""
+    spec = read_towers(open_clip(tmp_path, pictures=pictures)).image_spec
+    assert (spec.resize, spec.edge, spec.crop, spec.resample) == (resize, edge, crop, resample)
+    assert (spec.size, spec.mean, spec.std) == ((SIZE, SIZE), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def test_colours_that_are_stated_once_or_as_nothing(tmp_path: Path) -> None:
+    """A lone 0 is nothing to open_clip, and any other number stands for all channels."""
+    spec = read_towers(open_clip(tmp_path, pictures={"mean": 0, "std": 0.5})).image_spec
+    assert (spec.mean, spec.std) == ((0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "words"),
+    [
+        ({"resize_mode": "longest"}, "resize_mode: 'longest' is not supported"),
+        ({"mode": "L"}, "mode: must be RGB"),
+        ({"interpolation": "lanczos"}, "interpolation: 'lanczos' is none of bicubic, bilinear, random"),
+        ({"mean": [1, 2]}, "mean: must hold three numbers"),
+        ({"std": [1, 2, 0]}, "std: must hold numbers above 0"),
+        ({"sharpen": True}, "sharpen: unknown key"),
+    ],
+)
+def test_pictures_of_another_preparation_are_refused(tmp_path: Path, pictures: dict[str, Any], words: str) -> None:
+    assert refused(open_clip(tmp_path, pictures=pictures)).startswith(f"{CONFIG}: preprocess_cfg.{words}")
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "what"),
+    [
+        ({"multimodal_cfg": {"width": 4}}, "multimodal_cfg", "CoCa"),
+        ({"audio_cfg": {"model": "x"}}, "audio_cfg", "CLAP"),
+        ({"vision_cfg": {"timm_model_name": "convnext_base"}}, "vision_cfg.timm_model_name", "'convnext_base'"),
+        ({"vision_cfg": {"timm_model_name": "eva02_base_patch16_clip_224"}}, "vision_cfg.timm_model_name", "'eva02_"),
+        ({"vision_cfg": {"timm_model_name": "vit_base_patch16_siglip_gap_224"}}, "vision_cfg.timm_model_name", "'vit_"),
+        ({"vision_cfg": {"layers": [3, 4, 6, 3], "width": 64}}, "vision_cfg.layers", "a ResNet"),
+        ({"vision_cfg": {"pool_type": "avg"}}, "vision_cfg.pool_type", "'avg'"),
+        ({"vision_cfg": {"no_ln_pre": True}}, "vision_cfg.no_ln_pre", "True"),
+        ({"vision_cfg": {"ls_init_value": 0.1}}, "vision_cfg.ls_init_value", "0.1"),
+        ({"vision_cfg": {"qk_norm": True}}, "vision_cfg.qk_norm", "True"),
+        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name", "'roberta-base'"),
+        ({"text_cfg": {"text_arch": "modern"}}, "text_cfg.text_arch", "'modern'"),
+        ({"text_cfg": {"tokenizer_type": "tiktoken"}}, "text_cfg.tokenizer_type", "'tiktoken'"),
+        ({"text_cfg": {"embed_cls": True}}, "text_cfg.embed_cls", "True"),
+        ({"text_cfg": {"pool_type": "last"}}, "text_cfg.pool_type", "'last'"),
+        ({"text_cfg": {"no_causal_mask": True}}, "text_cfg.no_causal_mask", "True"),
+        ({"text_cfg": {"proj_bias": True}}, "text_cfg.proj_bias", "True"),
+        (
+            {"text_cfg": {"tokenizer_kwargs": {"strip_sep_token": True}}},
+            "text_cfg.tokenizer_kwargs.strip_sep_token",
+            "True",
+        ),
+    ],
+)
+def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str, Any], key: str, what: str) -> None:
+    """With the way that is left, and so that it can be told from a broken file."""
+    message = refused(open_clip(tmp_path, model=model))
+    assert message.startswith(f"{CONFIG}: model_cfg.{key}: {what}")
+    assert "the 'convert-images' extra" in message
+    found = unbuilt(tmp_path)
+    assert found is not None
+    assert found.message == message
+    assert has_towers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"embed_dim": 0}, "embed_dim: must be a whole number of at least 1"),
+        ({"embed_dim": None}, "embed_dim: is missing"),
+        ({"vision_cfg": None}, "vision_cfg: is missing"),
+        ({"text_cfg": 5}, "text_cfg: must be an object"),
+        ({"depth": 3}, "depth: unknown key, which may change the vectors"),
+        ({"vision_cfg": {"depth": 3}}, "vision_cfg.depth: unknown key"),
+        ({"text_cfg": {"depth": 3}}, "text_cfg.depth: unknown key"),
+        ({"vision_cfg": {"width": 60}}, "vision_cfg.head_width: 64 does not divide 60"),
+        ({"vision_cfg": {"image_size": [8, 16]}}, "vision_cfg.image_size: [8, 16] is no square"),
+        ({"vision_cfg": {"image_size": 8}}, "vision_cfg.patch_size: 16 is larger than the image_size, 8"),
+        ({"vision_cfg": {"mlp_ratio": 0.0001}}, "vision_cfg.mlp_ratio: 0.0001 is out of all proportion"),
+        ({"text_cfg": {"mlp_ratio": 1e308}}, "text_cfg.mlp_ratio: 1e+308 is out of all proportion for 512 dimensions"),
+        (
+            {"vision_cfg": {"norm_kwargs": {"elementwise_affine": False}}},
+            "vision_cfg.norm_kwargs.elementwise_affine: unk",
+        ),
+        ({"text_cfg": {"heads": 5}}, "text_cfg.heads: 5 heads do not divide 512"),
+        ({"text_cfg": {"act_kwargs": {"approximate": "tanh"}}}, "text_cfg.act_kwargs: "),
+        ({"text_cfg": {"pool_type": "eos"}}, "text_cfg.eos_id: is missing"),
+        ({"text_cfg": {"pool_type": "eos", "eos_id": 30, "vocab_size": 30}}, "text_cfg.eos_id: 30 is outside"),
+        (
+            {"text_cfg": {"vocab_size": 30, "tokenizer_kwargs": {"clean": "x"}}},
+            "text_cfg.tokenizer_kwargs.clean: 'x' is not",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_key(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+    assert refused(open_clip(tmp_path, model=model)).startswith(f"{CONFIG}: model_cfg.{words}")
+
+
+def test_other_words_for_the_same_are_taken(tmp_path: Path) -> None:
+    """An end that is stated, the approximation of GELU, a norm's epsilon, and what is of training alone."""
+    tanh = {"act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-6}}
+    folder = open_clip(
+        tmp_path,
+        model={"quick_gelu": False, "custom_text": True, "init_logit_scale": 2.6},
+        text={"pool_type": "eos", "eos_id": len(WORDS["clip"]) - 1, **tanh},
+        vision={"patch_dropout": 0.5, "final_ln_after_pool": True, "act_kwargs": {"approximate": "none"}},
+    )
+    found = read_towers(folder)
+    assert (found.text.eos_id, found.text.activation, found.text.norm_eps) == (29, "gelu_tanh", 1e-6)
+    assert (found.image.activation, found.image.norm_eps) == ("gelu", 1e-5)
+    assert unbuilt(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "lowers", "lower_case", "cleaning"),
+    [
+        ({}, True, False, ""),
+        ({}, False, True, ""),
+        ({"hf_tokenizer_name": "org/name"}, False, False, ""),
+        ({"tokenizer_kwargs": {"clean": "canonicalize"}}, True, False, "canonical"),
+        ({"hf_tokenizer_name": "org/name", "tokenizer_kwargs": {"clean": "lower"}}, False, True, ""),
+    ],
+)
+def test_how_texts_are_cleaned(
+    tmp_path: Path, text: dict[str, Any], lowers: bool, lower_case: bool, cleaning: str
+) -> None:
+    """Lower-cased unless the tokenizer is one of transformers'; `lowers`: it does so itself."""
+    folder = open_clip(tmp_path, text=text)
+    if not lowers:
+        made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        made.normalizer = normalizers.NFC()
+        made.save(str(folder / "tokenizer.json"))
+    spec = read_towers(folder).text_spec
+    assert (spec.lower_case, spec.cleaning) == (lower_case, cleaning)
+
+
+def test_the_context_is_the_models_whatever_the_tokenizer_says(tmp_path: Path) -> None:
+    folder = open_clip(tmp_path)
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 5})
+    assert read_towers(folder).text_spec.max_tokens == CONTEXT
+
+
+def test_a_siglip_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_towers(siglip(tmp_path, monkeypatch))
+    assert (found.family, found.layout, found.dimension) == ("siglip", "open_clip", IMAGE_HIDDEN)
+    assert (found.image.size, found.image.patch, found.image.hidden, found.image.intermediate) == (SIZE, 4, 16, INNER)
+    assert (found.image.activation, found.image.norm_eps) == ("gelu", 1e-6)
+    assert (found.text.activation, found.text.norm_eps, found.text.eos_id) == ("gelu", 1e-6, None)
+    spec = found.text_spec
+    assert (spec.pad_to, spec.pad_id, spec.pooling) == (CONTEXT, 0, "last")
+    assert (spec.lower_case, spec.cleaning) == (True, "canonical")
+    assert (found.image_spec.resize, found.image_spec.crop) == ("squash", None)
+    assert read_contrast(tmp_path, found) == ContrastSpec(scale=TEN, bias=-12.5, activation="sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "inner", "activation"),
+    [
+        ("vit_base_patch16_siglip_224", 768, 3072, "gelu"),
+        ("vit_base_patch32_siglip_256", 768, 3072, "gelu_tanh"),
+        ("vit_large_patch16_siglip_384", 1024, 4096, "gelu"),
+        ("vit_large_patch16_siglip_512", 1024, 4096, "gelu_tanh"),
+        ("vit_so400m_patch14_siglip_384", 1152, 4304, "gelu"),
+        ("vit_so400m_patch16_siglip_512", 1152, 4304, "gelu_tanh"),
+        ("vit_giantopt_patch16_siglip_256", 1536, 6144, "gelu_tanh"),
+    ],
+)
+def test_the_names_of_timm_stand_for_numbers(
+    tmp_path: Path, name: str, hidden: int, inner: int, activation: str
+) -> None:
+    vision = {"timm_model_name": name, "image_size": int(name[-3:]), "timm_pool": "map", "timm_proj": "none"}
+    found = reader._timm_tower(JsonFile(CONFIG, {f"model_cfg.vision_cfg.{key}": vision[key] for key in vision}))
+    assert (found.hidden, found.intermediate, found.activation) == (hidden, inner, activation)
+    assert found.size == int(name[-3:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vision": {"image_size": 12}}, "vision_cfg.image_size: 12 does not go with vit_base_patch4_siglip_10"),
+        ({"vision": {"timm_proj": "linear"}}, "vision_cfg.timm_proj: 'linear' is not built here"),
+        ({"vision": {"timm_pool": "avg"}}, "vision_cfg.timm_pool: 'avg' is not built here"),
+        (
+            {"vision": {"timm_model_kwargs": {"reg_tokens": 1}}},
+            "vision_cfg.timm_model_kwargs: {'reg_tokens': 1} is not",
+        ),
+        ({"text": {"no_causal_mask": False}}, "text_cfg.no_causal_mask: False is not built here"),
+        ({"text": {"proj_bias": False}}, "text_cfg.proj_bias: False is not built here"),
+        ({"text": {"pool_type": "argmax"}}, "text_cfg.pool_type: 'argmax' is not built here"),
+        ({"model": {"embed_dim": 8}}, "embed_dim: 8 is not 16, the size of the vectors of pictures"),
+    ],
+)
+def test_a_siglip_of_another_kind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    assert refused(siglip(tmp_path, monkeypatch, **changes)).startswith(f"{CONFIG}: model_cfg.{words}")
+
+
+def test_siglips_padding_is_its_tokenizers_and_on_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """open_clip fills on the right whatever the files say, and with what they say."""
+    stated = {"tokenizer_class": "GemmaTokenizer", "padding_side": "left", "pad_token": "<eos>", "do_lower_case": False}
+    spec = read_towers(siglip(tmp_path, monkeypatch, tokens=stated)).text_spec
+    assert (spec.pad_id, spec.lower_case) == (1, True)
+    assert refused(siglip(tmp_path, monkeypatch, tokens={"pad_token": "<none>"})).startswith(
+        "tokenizer_config.json: pad_token: '<none>' is no token"
+    )
+    assert refused(siglip(tmp_path, monkeypatch, tokens={"tokenizer_class": "BertTokenizer"})).startswith(
+        "tokenizer_config.json: tokenizer_class: 'BertTokenizer' is not read here; Shoal knows GemmaTokenizer, "
+    )
+
+
+def test_transformers_does_not_take_the_class_of_open_clip(tmp_path: Path) -> None:
+    folder = towers(tmp_path, "siglip", settings={"tokenizer_class": "T5Tokenizer"})
+    with pytest.raises(ModelFileError, match="'T5Tokenizer' is not read here"):
+        read_towers(folder)
+
+
+def test_a_clip_trained_with_sigmoids_is_compared_so(tmp_path: Path) -> None:
+    folder = open_clip(tmp_path)
+    found = read_towers(folder)
+    assert read_contrast(folder, found) == ContrastSpec(scale=SCALE, bias=0.0, activation="softmax")
+    stored = load_file(folder / WEIGHTS)
+    biased = {"logit_scale": stored["logit_scale"].reshape(1), "logit_bias": tensors("siglip")["logit_bias"]}
+    save_file(stored | biased, folder / WEIGHTS)
+    assert read_contrast(folder, found) == ContrastSpec(scale=SCALE, bias=-12.5, activation="sigmoid")
+
+
+class TestBothLayouts:
+    """A folder that transformers' files lie in too."""
+
+    def test_transformers_weights_come_first(self, tmp_path: Path) -> None:
+        assert read_towers(towers(open_clip(tmp_path))).layout == "transformers"
+
+    @pytest.mark.parametrize("missing", ["model.safetensors", "preprocessor_config.json"])
+    def test_open_clips_are_taken_where_those_are_not_whole(self, tmp_path: Path, missing: str) -> None:
+        folder = towers(open_clip(tmp_path))
+        (folder / missing).unlink()
+        found = read_towers(folder)
+        assert (found.layout, found.text_spec.max_tokens) == ("open_clip", CONTEXT)
+
+    def test_without_any_weights_the_fault_is_told_of_transformers(self, tmp_path: Path) -> None:
+        folder = towers(open_clip(tmp_path))
+        for name in ("model.safetensors", WEIGHTS):
+            (folder / name).unlink()
+        found = read_towers(folder)
+        with pytest.raises(ModelFileError, match=r"^model\.safetensors: is missing"):
+            read_contrast(folder, found)
+
+    def test_the_config_of_a_timm_image_tower_means_nothing(self, tmp_path: Path) -> None:
+        folder = open_clip(tmp_path)
+        write_json(folder / "config.json", {"architecture": "vit_base_patch32_clip_224", "num_classes": 512})
+        (folder / "model.safetensors").write_bytes((folder / WEIGHTS).read_bytes())
+        assert read_towers(folder).layout == "open_clip"
+
+    def test_a_config_that_is_no_json_is_refused(self, tmp_path: Path) -> None:
+        (open_clip(tmp_path) / CONFIG).write_text("{")
+        assert has_towers(tmp_path)
+        with pytest.raises(ModelFileError, match=rf"^{CONFIG}: is not readable as JSON"):
+            read_towers(tmp_path)
+        with pytest.raises(ModelFileError, match=rf"^nowhere/{CONFIG}: is missing"):
+            unbuilt(tmp_path, "nowhere")
+
+
+def test_nulls_are_what_is_not_there(tmp_path: Path) -> None:
+    folder = open_clip(tmp_path)
+    stored = json.loads((folder / CONFIG).read_text())
+    stored["model_cfg"]["vision_cfg"] |= {"ls_init_value": None, "timm_model_name": None}
+    stored["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": None, "act_kwargs": None}
+    stored["preprocess_cfg"] = None
+    write_json(folder / CONFIG, stored)
+    assert read_towers(folder).image_spec.mean == (0.48145466, 0.4578275, 0.40821073)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+SECTIONS = {
+    "model": ["embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "audio_cfg"],
+    "vision": [
+        "image_size",
+        "layers",
+        "width",
+        "head_width",
+        "mlp_ratio",
+        "patch_size",
+        "pool_type",
+        "timm_model_name",
+    ],
+    "text": [
+        *("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id"),
+        *("tokenizer_kwargs", "hf_tokenizer_name", "act_kwargs", "norm_kwargs", "no_causal_mask"),
+    ],
+    "pictures": ["mean", "std", "mode", "interpolation", "resize_mode"],
+}
+
+
+@given(data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_settings_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever the values: one of the file's keys is named, or what came out is sound."""
+    section = data.draw(st.sampled_from(sorted(SECTIONS)))
+    changes = data.draw(st.dictionaries(st.sampled_from(SECTIONS[section]), JSON, min_size=1, max_size=2))
+    stated: dict[str, Any] = {section: changes}
+    try:
+        found = read_towers(open_clip(tmp_path, **stated))
+    except ModelFileError as error:
+        assert error.file in (CONFIG, "tokenizer.json", "tokenizer_config.json")
+    else:
+        assert found.image.hidden % found.image.heads == found.text.hidden % found.text.heads == 0
+        assert min(found.image.intermediate, found.text.intermediate, found.image.patches) >= 1
+        assert min(found.image_spec.std) > 0
+
+
+@pytest.mark.parametrize(
+    "stated", [[], 5, "x", {"model_cfg": []}, {"model_cfg": {"vision_cfg": [], "text_cfg": {}}}, {}]
+)
+def test_no_settings_are_refused(tmp_path: Path, stated: object) -> None:
+    (tmp_path / CONFIG).write_text(json.dumps(stated), encoding="utf-8")
+    assert refused(tmp_path).startswith(CONFIG)

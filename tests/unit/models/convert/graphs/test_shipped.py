@@ -1,0 +1,314 @@
+"""Graphs that came with the model: told apart by their outputs, completed, never pooled twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.contract import Contract, read_contract
+from shoal.models.convert.graphs.shipped import Taken, take_shipped
+from shoal.types import Array
+from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, layer_norm, vocabulary
+from tests.unit.models.engines import RUNS, onnxruntime_run
+
+NAME = "onnx/model.onnx"
+TABLE = np.random.default_rng(3).standard_normal((len(vocabulary("bert")), HIDDEN)).astype(np.float32)
+IDS = np.array([[2, 7, 8, 3, 0, 0], [2, 9, 10, 11, 12, 3]])
+MASK = (IDS > 0).astype(np.int64)
+DYNAMIC = ("b", "l")
+
+
+def ship(
+    folder: Path,
+    *,
+    inputs: Sequence[tuple[str, int, Sequence[str | int]]] = (
+        ("input_ids", TensorProto.INT64, DYNAMIC),
+        ("attention_mask", TensorProto.INT64, DYNAMIC),
+    ),
+    outputs: Sequence[str] = ("last_hidden_state",),
+    opset: int = 14,
+    half: bool = False,
+    external: bool = False,
+) -> None:
+    """A graph that looks each token up; `sentence_embedding` is the normalised mean, without regard to any module."""
+    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    table = TABLE.astype(np.float16 if half else np.float32)
+    nodes = [helper.make_node("Gather", ["table", "input_ids"], ["tokens"])]
+    for name, _, _ in inputs[2:]:  # a graph that reads its further inputs: each adds its own value to all tokens
+        nodes.append(helper.make_node("Cast", [name], [f"{name}_f"], to=kind))
+        nodes.append(helper.make_node("Unsqueeze", [f"{name}_f", "minus_one"], [f"{name}_u"]))
+        nodes.append(helper.make_node("Add", [nodes_output(nodes, "tokens"), f"{name}_u"], [f"tokens_{name}"]))
+    last = nodes_output(nodes, "tokens")
+    values = []
+    for name in outputs:
+        if name in ("last_hidden_state", "token_embeddings", "other"):
+            nodes.append(helper.make_node("Identity", [last], [name]))
+            values.append(helper.make_tensor_value_info(name, kind, ["b", "l", HIDDEN]))
+        else:
+            nodes.append(helper.make_node("Cast", ["attention_mask"], [f"{name}_m"], to=kind))
+            nodes.append(helper.make_node("Unsqueeze", [f"{name}_m", "minus_one"], [f"{name}_mask"]))
+            nodes.append(helper.make_node("Mul", [last, f"{name}_mask"], [f"{name}_kept"]))
+            nodes.append(helper.make_node("ReduceSum", [f"{name}_kept", "one"], [f"{name}_sum"], keepdims=0))
+            nodes.append(helper.make_node("LpNormalization", [f"{name}_sum"], [name], axis=-1, p=2))
+            values.append(helper.make_tensor_value_info(name, kind, ["b", HIDDEN]))
+    constants = [
+        numpy_helper.from_array(table, "table"),
+        numpy_helper.from_array(np.array([-1]), "minus_one"),
+        numpy_helper.from_array(np.array([1]), "one"),
+    ]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(*port) for port in inputs], values, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    (folder / "onnx").mkdir(exist_ok=True)
+    if external:
+        onnx.save(model, folder / NAME, save_as_external_data=True, location="model.onnx_data", size_threshold=100)
+    else:
+        onnx.save(model, folder / NAME)
+
+
+def nodes_output(nodes: list[Any], stem: str) -> str:
+    return str(next(node.output[0] for node in reversed(nodes) if node.output[0].startswith(stem)))
+
+
+def take(folder: Path) -> tuple[Contract, Taken, Path]:
+    contract = read_contract(folder)
+    (folder / "out").mkdir(exist_ok=True)
+    target = folder / "out" / "model.onnx"
+    return contract, take_shipped(folder, NAME, contract, target), target
+
+
+def mean(ids: Array, mask: Array) -> Array:
+    weights = mask[..., None].astype(np.float32)
+    pooled: Array = (TABLE[ids] * weights).sum(1) / weights.sum(1)
+    return pooled
+
+
+def unit(rows: Array) -> Array:
+    scaled: Array = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    return scaled
+
+
+@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize("opset", [12, 13, 14, 17, 18, 20])
+def test_token_vectors_are_pooled(tmp_path: Path, opset: int, engine: str) -> None:
+    """A token-level graph of any opset gains the model's pooling and Normalize; the file itself stays as it was."""
+    folder = checkpoint(tmp_path)
+    ship(folder, opset=opset)
+    before = (folder / NAME).read_bytes()
+    _, taken, target = take(folder)
+    inputs, outputs = ("input_ids", "attention_mask"), ("sentence_embedding", "pooled", "token_embeddings")
+    assert taken == Taken(inputs, "pooled", "token_embeddings", "token-level", TABLE.size, ())
+    got = RUNS[engine](target)({"input_ids": IDS, "attention_mask": MASK}, outputs)
+    assert np.array_equal(got["token_embeddings"], TABLE[IDS])
+    assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5
+    assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
+    assert (folder / NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize("opset", [12, 14, 17, 20])
+def test_modules_are_appended_in_any_opset(tmp_path: Path, opset: int) -> None:
+    """Pooling modes, GELU and layer norm have other forms in old opsets, and give the same numbers."""
+    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": ["max", "cls", "lasttoken", "weightedmean"]}
+    folder = checkpoint(tmp_path, pooling=pooling, after=("Dense", "LayerNorm"))
+    dense(folder, "2_Dense", 4 * HIDDEN, 8, activation="GELU")
+    layer_norm(folder, "3_LayerNorm", 8)
+    ship(folder, opset=20)
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    expected = onnxruntime_run(take(folder)[2])(inputs, ("pooled",))["pooled"]
+    ship(folder, opset=opset)
+    got = onnxruntime_run(take(folder)[2])(inputs, ("pooled",))["pooled"]
+    assert got.shape == (2, 8)
+    assert np.abs(got - expected).max() < 1e-5
+
+
+def test_a_pooled_graph_is_not_pooled_again(tmp_path: Path) -> None:
+    """Its sentence_embedding is the answer; normalised vectors are all that it has."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=("sentence_embedding",))
+    _, taken, target = take(folder)
+    assert (taken.kind, taken.pooled, taken.tokens) == ("pooled", "sentence_embedding", "")
+    got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding",))
+    assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
+
+
+def test_a_pooled_graph_with_token_vectors_also_gives_raw_vectors(tmp_path: Path) -> None:
+    """What stands before the Normalize is computed from the token vectors, beside the graph's own pooling."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=("token_embeddings", "sentence_embedding"))
+    _, taken, target = take(folder)
+    assert (taken.kind, taken.pooled, taken.tokens) == ("pooled", "pooled", "token_embeddings")
+    got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding", "pooled"))
+    assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5
+    assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
+    names = ["sentence_embedding", "pooled", "token_embeddings"]
+    assert [port.name for port in onnx.load(target).graph.output] == names
+
+
+def test_a_pooled_graph_of_a_model_without_normalize(tmp_path: Path) -> None:
+    """Both outputs are then one and the same."""
+    folder = checkpoint(tmp_path, after=())
+    ship(folder, outputs=("token_embeddings", "sentence_embedding"))
+    taken = take(folder)[1]
+    assert (taken.pooled, taken.tokens) == ("sentence_embedding", "token_embeddings")
+
+
+def test_the_only_output_with_two_axes_is_the_embedding(tmp_path: Path) -> None:
+    """Whatever it is called: then there is nothing else it could be."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=("embedding",))
+    got = onnxruntime_run(take(folder)[2])({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding",))
+    assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 1e-6
+
+
+@pytest.mark.parametrize("outputs", [("last_hidden_state",), ("sentence_embedding",)])
+def test_half_precision_outputs_become_float32(tmp_path: Path, outputs: tuple[str, ...]) -> None:
+    """Vectors leave every graph as float32."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=outputs, half=True)
+    got = onnxruntime_run(take(folder)[2])({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding",))
+    assert got["sentence_embedding"].dtype == np.float32
+    assert np.abs(got["sentence_embedding"] - unit(mean(IDS, MASK))).max() < 2e-3
+
+
+@pytest.mark.parametrize("name", ["token_type_ids", "input_type"])
+def test_segment_inputs_have_one_name(tmp_path: Path, name: str) -> None:
+    """Both spellings are fed as token_type_ids."""
+    folder = checkpoint(tmp_path)
+    ports = [(port, TensorProto.INT64, DYNAMIC) for port in ("input_ids", "attention_mask", name)]
+    ship(folder, inputs=ports)
+    _, taken, target = take(folder)
+    assert taken.inputs == ("input_ids", "attention_mask", "token_type_ids")
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": np.ones_like(IDS)}
+    got = onnxruntime_run(target)(inputs, ("pooled",))["pooled"]
+    assert np.abs(got - mean(IDS, MASK) - 1).max() < 1e-5
+
+
+def test_int32_inputs_are_fed_int64(tmp_path: Path) -> None:
+    """A Cast stands where the graph wants narrower integers."""
+    folder = checkpoint(tmp_path)
+    ship(folder, inputs=[(name, TensorProto.INT32, DYNAMIC) for name in ("input_ids", "attention_mask")])
+    got = onnxruntime_run(take(folder)[2])({"input_ids": IDS, "attention_mask": MASK}, ("pooled",))["pooled"]
+    assert np.abs(got - mean(IDS, MASK)).max() < 1e-5
+
+
+def test_weights_in_a_file_of_their_own_are_copied(tmp_path: Path) -> None:
+    """model.onnx_data travels with its graph."""
+    folder = checkpoint(tmp_path)
+    ship(folder, external=True)
+    _, taken, target = take(folder)
+    assert taken.data == ("model.onnx_data",)
+    got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("pooled",))["pooled"]
+    assert np.abs(got - mean(IDS, MASK)).max() < 1e-5
+
+
+@pytest.mark.parametrize("location", ["../other", "deeper/other", "tokenizer.json", "gone"])
+def test_weights_elsewhere_or_missing_are_refused(tmp_path: Path, location: str) -> None:
+    """A graph may name files beside it, and none that another part of the served model has."""
+    folder = checkpoint(tmp_path)
+    ship(folder, external=True)
+    model = onnx.load(folder / NAME, load_external_data=False)
+    model.graph.initializer[0].external_data[0].value = location
+    (folder / NAME).write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError) as caught:
+        take(folder)
+    assert caught.value.file == NAME
+
+
+def test_prompts_left_out_need_token_vectors(tmp_path: Path) -> None:
+    """With include_prompt false the graph's own pooling is replaced, or the graph refused."""
+    folder = checkpoint(tmp_path, pooling=MEAN | {"include_prompt": False})
+    ship(folder, outputs=("token_embeddings", "sentence_embedding"))
+    _, taken, target = take(folder)
+    assert (taken.kind, taken.inputs[-1]) == ("token-level", "pooling_mask")
+    kept = MASK * np.array([[0, 0, 1, 1, 1, 1]])
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "pooling_mask": kept}
+    got = onnxruntime_run(target)(inputs, ("sentence_embedding",))["sentence_embedding"]
+    assert np.abs(got - unit(mean(IDS, kept))).max() < 1e-6
+    ship(folder, outputs=("sentence_embedding",))
+    with pytest.raises(ModelFileError, match="cannot leave prompts out"):
+        take(folder)
+
+
+IDS_PORT = ("input_ids", TensorProto.INT64, DYNAMIC)
+MASK_PORT = ("attention_mask", TensorProto.INT64, DYNAMIC)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"inputs": [IDS_PORT, MASK_PORT, ("pixel_values", TensorProto.FLOAT, DYNAMIC)]}, "pixel_values"),
+        ({"inputs": [IDS_PORT, ("attention_mask", TensorProto.FLOAT, DYNAMIC)]}, "attention_mask"),
+        ({"inputs": [("input_ids", TensorProto.INT64, (1, 128)), MASK_PORT]}, "input_ids"),
+        ({"inputs": [IDS_PORT]}, "attention_mask"),
+        ({"outputs": ("other",)}, "outputs"),
+        ({"outputs": ("logits",)}, "outputs"),
+        ({"outputs": ("embedding", "pooler_output")}, "outputs"),
+        ({"opset": 11}, None),
+    ],
+)
+def test_graphs_that_are_refused(tmp_path: Path, change: dict[str, Any], key: str | None) -> None:
+    """Inputs and outputs that no text embedding model has, fixed shapes, and opsets of long ago."""
+    folder = checkpoint(tmp_path)
+    ship(folder, **change)
+    with pytest.raises(ModelFileError) as caught:
+        take(folder)
+    assert (caught.value.file, caught.value.key) == (NAME, key)
+
+
+def test_positions_of_families_that_do_not_start_at_zero_are_refused(tmp_path: Path) -> None:
+    """RoBERTa's positions start behind the padding id; a pipeline would feed 0, 1, 2."""
+    ports = [IDS_PORT, MASK_PORT, ("position_ids", TensorProto.INT64, DYNAMIC)]
+    ship(checkpoint(tmp_path / "bert"), inputs=ports)
+    assert take(tmp_path / "bert")[1].inputs[-1] == "position_ids"
+    ship(checkpoint(tmp_path / "roberta", "roberta"), inputs=ports)
+    with pytest.raises(ModelFileError) as caught:
+        take(tmp_path / "roberta")
+    assert caught.value.key == "position_ids"
+
+
+def test_another_dimension_is_refused(tmp_path: Path) -> None:
+    """A graph that pools must give what the model's files promise."""
+    folder = checkpoint(tmp_path, after=("Dense",))
+    dense(folder, "2_Dense", HIDDEN, 8)
+    ship(folder, outputs=("sentence_embedding",))
+    with pytest.raises(ModelFileError, match="16 dimensions, but the model's files say 8"):
+        take(folder)
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+    """An interrupted download, or something else of that name."""
+    folder = checkpoint(tmp_path)
+    (folder / "onnx").mkdir()
+    (folder / NAME).write_bytes(b"\xff" * 32)
+    with pytest.raises(ModelFileError, match="not a readable ONNX file"):
+        take(folder)
+
+
+def test_an_output_with_the_wrong_axes_is_refused(tmp_path: Path) -> None:
+    """A sentence_embedding for each token is none."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    model = onnx.load(folder / NAME)
+    for node in model.graph.node:
+        node.output[:] = ["sentence_embedding" if name == "last_hidden_state" else name for name in node.output]
+    model.graph.output[0].name = "sentence_embedding"
+    onnx.save(model, folder / NAME)
+    with pytest.raises(ModelFileError, match="must have 2 axes, not 3"):
+        take(folder)
+
+
+def test_a_graph_that_breaks_onnx_rules_is_refused(tmp_path: Path) -> None:
+    """The checker's first line is in the message."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    model = onnx.load(folder / NAME)
+    model.graph.node[0].input[0] = "nowhere"
+    onnx.save(model, folder / NAME)
+    with pytest.raises(ModelFileError, match="cannot be completed"):
+        take(folder)

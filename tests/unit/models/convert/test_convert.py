@@ -1,0 +1,232 @@
+"""A model's folder to a served one: what is written, what the spec says, which graph is taken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
+from shoal.models.convert.convert import Converted, convert, convert_checked
+from shoal.models.convert.graphs.text import can_build
+from shoal.models.convert.verify import require, verify
+from shoal.specs import LayerSpec, PartsSpec, ScoreSpec, TextSpec
+from shoal.types import pack, unpack
+from tests.unit.models import classifiers
+from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, vocabulary, write_json
+from tests.unit.models.convert.graphs.test_shipped import ship
+from tests.unit.models.engines import RUNS, onnxruntime_run
+
+
+def out(folder: Path) -> Path:
+    target = folder / "out"
+    target.mkdir(exist_ok=True)
+    return target
+
+
+def check(folder: Path, target: Path) -> list[str]:
+    """A list that `convert_checked` fills through the second path, as an application would."""
+
+    def run(made: Converted) -> str:
+        return require(verify(folder, made.contract, target, made.spec, onnxruntime_run(target / made.graph))).text
+
+    made, text = convert_checked(folder, target, run)
+    return [made.source, made.text, text]
+
+
+def test_a_built_model(tmp_path: Path) -> None:
+    """Two files, and a spec that says all that serving needs."""
+    folder = checkpoint(tmp_path, "roberta", sentence={"max_seq_length": 20, "do_lower_case": True})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: "}})
+    made = convert(folder, out(folder))
+    assert made.spec == TextSpec(
+        tokenizer="tokenizer.json",
+        inputs=("input_ids", "attention_mask"),
+        dimension=HIDDEN,
+        max_tokens=20,
+        pad_id=1,
+        vocab_size=len(vocabulary("roberta")),
+        lower_case=True,
+        prompts={"query": "q: "},
+        pooling="mean",
+        modules=("normalize",),
+        tokens="token_embeddings",
+        parts=PartsSpec(after=(LayerSpec(kind="normalize"),)),
+    )
+    assert (made.source, made.graph) == ("built", "model.onnx")
+    assert sorted(made.files) == sorted(path.name for path in out(folder).iterdir())
+    assert made.parameters > 1000
+    assert unpack(pack(made.spec), TextSpec) == made.spec
+
+
+def test_names_of_concatenated_poolings(tmp_path: Path) -> None:
+    """Joined in their order; the dimension is their sum."""
+    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": ["cls", "max"], "include_prompt": False}
+    folder = checkpoint(tmp_path, pooling=pooling)
+    spec = convert(folder, out(folder)).spec
+    assert (spec.pooling, spec.dimension, spec.include_prompt) == ("cls+max", 2 * HIDDEN, False)
+    assert spec.inputs == ("input_ids", "attention_mask", "pooling_mask")
+
+
+def test_conversion_is_deterministic(tmp_path: Path) -> None:
+    """Equal files give equal files."""
+    first, second = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")
+    convert(first, out(first))
+    convert(second, out(second))
+    for name in ("model.onnx", "tokenizer.json"):
+        assert (first / "out" / name).read_bytes() == (second / "out" / name).read_bytes()
+
+
+def test_progress_names_its_stages(tmp_path: Path) -> None:
+    """Fractions of `read` and of `convert`, up to 1."""
+    heard: list[tuple[str, float]] = []
+    folder = checkpoint(tmp_path)
+    convert(folder, out(folder), progress=lambda stage, fraction: heard.append((stage, fraction)))
+    assert heard[0] == ("read", 0.0)
+    assert heard[-1] == ("convert", 1.0)
+    assert heard == sorted(heard, key=lambda one: (one[0] != "read", one[1]))
+
+
+def test_a_shipped_graph_is_taken_first(tmp_path: Path) -> None:
+    """It needs no weights of a kind that Shoal reads."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    (folder / "model.safetensors").unlink()
+    made = convert(folder, out(folder))
+    assert made.source == "shipped"
+    assert made.text == "the model's own onnx/model.onnx (token-level)"
+    assert check(folder, out(folder))[2].startswith("the graph agrees with itself")
+
+
+def test_building_can_be_preferred(tmp_path: Path) -> None:
+    """Unless there is nothing to build from."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    assert convert(folder, out(folder), prefer="built").source == "built"
+    (folder / "model.safetensors").unlink()
+    assert convert(folder, out(folder), prefer="built").source == "shipped"
+
+
+def test_a_shipped_graph_that_disagrees_gives_way(tmp_path: Path) -> None:
+    """The weights are there, so the graph is built from them, and the text says why."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    source, text, verdict = check(folder, out(folder))
+    assert source == "built"
+    assert "the model's own graph was refused (the graph does not agree with a numpy forward pass" in text
+    assert verdict.startswith("the graph agrees with a numpy forward pass")
+
+
+def test_a_shipped_graph_that_cannot_be_used_gives_way(tmp_path: Path) -> None:
+    """Outputs that nobody knows are no reason to fail where the model can be built."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=("logits",))
+    source, text, _ = check(folder, out(folder))
+    assert source == "built"
+    assert "neither sentence_embedding nor token vectors" in text
+
+
+def test_no_second_chance_without_weights(tmp_path: Path) -> None:
+    """Then the first error stands."""
+    folder = checkpoint(tmp_path)
+    ship(folder, outputs=("logits",))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match="neither sentence_embedding"):
+        check(folder, out(folder))
+
+
+def test_a_built_graph_that_disagrees_is_an_error(tmp_path: Path) -> None:
+    """There is nothing left to try."""
+    folder = checkpoint(tmp_path)
+
+    def refuse(made: Converted) -> None:
+        raise VerificationFailed("no")
+
+    with pytest.raises(VerificationFailed):
+        convert_checked(folder, out(folder), refuse)
+
+
+def test_a_shipped_graph_of_an_unknown_architecture(tmp_path: Path) -> None:
+    """The graph is all that is needed of an encoder nobody here can build."""
+    folder = checkpoint(tmp_path, config={"model_type": "modernbert", "pad_token_id": 3})
+    ship(folder, outputs=("sentence_embedding",))
+    made = convert(folder, out(folder))
+    assert not can_build(folder, made.contract)
+    assert (made.spec.pooled, made.spec.ends_normalized, made.spec.pad_id) == ("sentence_embedding", True, 3)
+
+
+def test_an_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """0_Transformer holds the encoder, its tokenizer and its weights."""
+    folder = checkpoint(tmp_path, pooling=MEAN, after=("Dense",))
+    dense(folder, "2_Dense", HIDDEN, 8)
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"):
+        (folder / name).rename(inner / name)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    write_json(folder / "modules.json", modules)
+    source, text, verdict = check(folder, out(folder))
+    assert (source, text) == ("built", "built from 0_Transformer/config.json and safetensors")
+    assert "agrees" in verdict
+
+
+def test_pickled_weights_name_the_next_step(tmp_path: Path) -> None:
+    """A model with pytorch_model.bin alone is refused before anything is built."""
+    folder = checkpoint(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelFileError, match="never read") as caught:
+        convert(folder, out(folder))
+    assert caught.value.file == "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("engine", RUNS)
+def test_lower_precision_is_measured_not_assumed(tmp_path: Path, engine: str) -> None:
+    """The built graph verifies on each engine in float32."""
+    folder = checkpoint(tmp_path)
+    made = convert(folder, out(folder))
+    run = RUNS[engine](out(folder) / made.graph)
+    assert verify(folder, made.contract, out(folder), made.spec, run).passed
+
+
+def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> None:
+    """A pooled graph holds its Dense; a pickled copy beside it is neither read nor in the way."""
+    folder = checkpoint(tmp_path, after=("Dense",))
+    dense(folder, "2_Dense", HIDDEN, HIDDEN)
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    ship(folder, outputs=("sentence_embedding",))
+    source, _, verdict = check(folder, out(folder))
+    assert source == "shipped"
+    assert "agrees with itself" in verdict
+
+
+def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message holds the command that adds it."""
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtra, match=r"in the clone: pip install -e '\.\[local\]'"):
+        convert(checkpoint(tmp_path), out(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "segments"), [("bert", ("token_type_ids",)), ("roberta", ())])
+def test_a_built_classifier(tmp_path: Path, kind: str, segments: tuple[str, ...]) -> None:
+    """Its spec says how it scores, and that it gives no vectors."""
+    folder = classifiers.classifier(tmp_path, kind, labels=3)
+    made = convert(folder, out(folder))
+    assert made.spec.score == ScoreSpec(
+        labels=("LABEL_0", "LABEL_1", "LABEL_2"), activation="softmax", output="logits", pairs=False
+    )
+    assert made.spec.inputs == ("input_ids", "attention_mask", *segments)
+    assert (made.spec.dimension, made.spec.tokens, made.spec.max_tokens) == (0, "", 30)
+    assert (made.spec.tasks, made.spec.kinds, made.spec.outputs) == (("classify",), (), ("logits",))
+    assert made.source == "built"
+    assert unpack(pack(made.spec), TextSpec) == made.spec
+
+
+def test_a_pickled_classifier_is_refused(tmp_path: Path) -> None:
+    """Its head cannot be read without running code; the way out is named."""
+    folder = classifiers.classifier(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelFileError, match=r"pytorch_model.bin: holds pickled weights.*convert"):
+        convert(folder, out(folder))

@@ -1,0 +1,207 @@
+"""The process that exports: what it says is heard, and its end comes whatever it does. No PyTorch here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import Cancelled, MissingExtra, ModelFileError, VerificationFailed
+from shoal.models.convert import export as module
+from shoal.models.convert.export import Exported, can_export, export, memory_of
+from shoal.models.progress import Stop
+
+Says = Callable[[str], None]
+DONE = '{"done": {"folder": "x", "kind": "encoder", "graph": "onnx/model.onnx", "verification": "fine"}}'
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Sets the program that runs in the exporter's place; it writes its process's id to `pid`."""
+
+    def program(text: str) -> None:
+        file = tmp_path / "program.py"
+        file.write_text(f"import os, sys, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{text}")
+        monkeypatch.setattr(module, "PROGRAM", (sys.executable, str(file)))
+        monkeypatch.setattr(module, "can_export", lambda: True)
+
+    return program
+
+
+def is_dead(tmp_path: Path) -> bool:
+    try:
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def run(tmp_path: Path, **options: object) -> Exported:
+    return export(tmp_path / "model", tmp_path / "into", **options)  # type: ignore[arg-type]
+
+
+def test_progress_and_the_outcome_are_heard(tmp_path: Path, says: Says) -> None:
+    """Lines of ours in order, on the caller's thread; what libraries print between them is passed over."""
+    says(
+        f"""print('{{"stage": "load", "fraction": 0.5}}')
+print("Some library says hello")
+print('{{"stage": "export", "fraction": 1}}')
+print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
+"""
+    )
+    heard: list[tuple[str, float, int]] = []
+    found = run(tmp_path, graph=False, progress=lambda stage, at: heard.append((stage, at, threading.get_ident())))
+    assert heard == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
+    assert found == Exported(
+        folder=f"{tmp_path / 'into'}0", kind="encoder", graph="onnx/model.onnx", verification="fine"
+    )
+    assert is_dead(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        ('{"error": "no", "kind": "model_file", "file": "a.bin"}', ModelFileError, "a.bin: no"),
+        ('{"error": "no", "kind": "model_file"}', ModelFileError, "config.json: no"),
+        ('{"error": "differs", "kind": "verification"}', VerificationFailed, "differs"),
+    ],
+)
+def test_its_errors_are_ours(tmp_path: Path, says: Says, line: str, kind: type[Exception], message: str) -> None:
+    says(f"print('{line}')")
+    with pytest.raises(kind, match=message):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("sys.exit(3)", r"ended with 3; free memory"),
+        ("sys.exit('out of luck')", r"ended with 1 \(out of luck\)"),
+        ("os.kill(os.getpid(), 9)", r"was killed by signal 9; free memory"),
+        ("print('nothing of ours')", r"ended with 0"),
+    ],
+)
+def test_an_end_without_an_outcome_is_an_error(tmp_path: Path, says: Says, program: str, message: str) -> None:
+    """With the last words of the process, and what to do."""
+    says(program)
+    with pytest.raises(ModelFileError, match=message):
+        run(tmp_path)
+
+
+def test_it_is_killed_with_all_that_it_started(tmp_path: Path, says: Says) -> None:
+    """When it is no longer wanted; by itself it would take longer than a test may."""
+    says(
+        f"""import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "pid")!r}, 'w').write(str(child.pid))
+print('{{"stage": "load"}}', flush=True)
+time.sleep(600)
+"""
+    )
+    stop = Stop()
+    begin = time.monotonic()
+    with pytest.raises(Cancelled):
+        run(tmp_path, stop=stop, progress=lambda *_: stop.set())
+    child = int((tmp_path / "pid").read_text())
+    while not _gone(child):  # it was killed, but nobody here waits for a grandchild
+        assert time.monotonic() - begin < 50
+        os.sched_yield()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from shoal.models.convert import export as module
+module.PROGRAM = (sys.executable, sys.argv[1])
+module.can_export = lambda: True
+module.export(Path(sys.argv[2]), Path(sys.argv[2]), progress=lambda *_: print("running", flush=True))
+"""
+
+
+def test_it_does_not_outlive_who_started_it(tmp_path: Path, says: Says) -> None:
+    """A server that is killed cannot stop it: it ends by itself, with all that it started."""
+    says(
+        """import subprocess
+from shoal.models.convert.export_process import end_with_input
+end_with_input()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print('{"stage": "load", "file": "%d"}' % child.pid, flush=True)
+time.sleep(600)
+"""
+    )
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "program.py"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"running\n"
+        pid = int((tmp_path / "pid").read_text())
+        assert not _gone(pid)
+        parent.kill()
+    begin = time.monotonic()
+    while not _gone(pid):
+        assert time.monotonic() - begin < 50
+        os.sched_yield()
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process ended; one that nobody waited for yet is a zombie."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+def test_its_memory_is_bounded(tmp_path: Path, says: Says) -> None:
+    """What it holds counts, not what it maps: 300 MiB of a file are fine, as many of its own are not."""
+    mapped = f"""import mmap
+with open({str(tmp_path / "large")!r}, 'wb') as file:
+    file.truncate(300 << 20)
+with open({str(tmp_path / "large")!r}, 'rb') as file:
+    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+sum(view[::4096])
+"""
+    says(mapped + f"print('{DONE}')")
+    assert run(tmp_path, max_memory_mb=200).kind == "encoder"
+    says("held = b'x' * (300 << 20)\ntime.sleep(600)")
+    with pytest.raises(ModelFileError, match="more than 200 MiB"):
+        run(tmp_path, max_memory_mb=200)
+    assert is_dead(tmp_path)
+
+
+def test_its_time_is_bounded(tmp_path: Path, says: Says) -> None:
+    says("time.sleep(600)")
+    with pytest.raises(ModelFileError, match="more than 0 s"):
+        run(tmp_path, timeout_s=0.2)
+    assert is_dead(tmp_path)
+
+
+def test_it_has_no_secrets_and_no_network(tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token of the hub's, nor any other variable of the server's."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SHOAL_API_KEY", "secret")
+    says(f"""print('{DONE}'.replace("fine", ",".join(sorted(os.environ)) + os.environ["HF_HUB_OFFLINE"]))""")
+    told = run(tmp_path).verification
+    assert told.endswith("1")
+    assert "HF_HUB_OFFLINE" in told
+    assert not {"HF_TOKEN", "SHOAL_API_KEY"} & set(told.split(","))
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for absent in module.PACKAGES:
+        monkeypatch.setattr(module, "find_spec", lambda name, absent=absent: None if name == absent else object())
+        assert not can_export()
+        with pytest.raises(MissingExtra, match=r"\[convert\]"):
+            run(tmp_path)
+    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    assert can_export()
+
+
+def test_memory_of_a_process() -> None:
+    """Of this one it is known, of none it is 0."""
+    assert memory_of(os.getpid()) > 1 << 20
+    assert memory_of(2**22 + 1) == 0

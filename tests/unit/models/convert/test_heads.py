@@ -1,0 +1,210 @@
+"""Conversion and verification of static, sparse and late-interaction models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from shoal.errors import ModelFileError
+from shoal.models.convert.convert import Converted, convert, convert_checked
+from shoal.models.convert.verify import Verification, require, verify
+from shoal.specs import TextSpec
+from shoal.types import Array, pack, unpack
+from tests.unit.models.checkpoints import HIDDEN, vocabulary
+from tests.unit.models.convert.graphs.test_heads import ship_logits
+from tests.unit.models.convert.graphs.test_shipped import ship
+from tests.unit.models.engines import RUNS, onnxruntime_run
+from tests.unit.models.head_checkpoints import (
+    WIDTH,
+    edit,
+    m3,
+    model2vec,
+    native,
+    pylate,
+    splade,
+    stanford,
+    static,
+)
+
+Make = Callable[[Path], Path]
+MAKES: dict[str, Make] = {
+    "static": static,
+    "model2vec": lambda folder: model2vec(folder, quantized=True),
+    "splade": splade,
+    "splade-sum": lambda folder: splade(folder, "roberta", pooling={"pooling_strategy": "sum"}),
+    "m3": m3,
+    "pylate": pylate,
+    "native": native,
+    "stanford": stanford,
+}
+
+
+def converted(folder: Path) -> tuple[Converted, Path]:
+    target = folder / "out"
+    target.mkdir(exist_ok=True)
+    return convert(folder, target), target
+
+
+def judge(folder: Path, made: Converted, target: Path, engine: str = "onnxruntime") -> Verification:
+    return verify(folder, made.contract, target, made.spec, RUNS[engine](target / made.graph))
+
+
+@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize("name", MAKES)
+def test_a_built_graph_agrees_with_numpy(tmp_path: Path, name: str, engine: str) -> None:
+    """Every output of every kind, on both engines; and the spec survives the manifest."""
+    folder = MAKES[name](tmp_path)
+    made, target = converted(folder)
+    found = require(judge(folder, made, target, engine))
+    assert (found.method, made.source) == ("reference", "built")
+    assert found.min_cosine > 0.999999 and found.max_abs_diff < 1e-4
+    outputs = {port.name for port in onnx.load(target / made.graph).graph.output}
+    assert set(made.spec.outputs) == outputs
+    assert unpack(pack(made.spec), TextSpec) == made.spec
+
+
+WRONG = [
+    ("static", "table", "the graph does not agree"),
+    ("splade", "head/bias", "the graph's sparse vectors do not agree"),
+    ("splade", "head/matrix", "the graph's sparse vectors do not agree"),
+    ("m3", "sparse_linear.safetensors.weight", "the graph's sparse vectors do not agree"),
+    ("m3", "colbert_linear.safetensors.weight", "the graph's multi vectors do not agree"),
+    ("pylate", "1_Dense.weight", "the graph's multi vectors do not agree"),
+    ("stanford", "linear.weight", "the graph's multi vectors do not agree"),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor", "said"), WRONG, ids=[f"{name}-{tensor}" for name, tensor, _ in WRONG])
+def test_a_head_with_a_wrong_tensor_fails(tmp_path: Path, name: str, tensor: str, said: str) -> None:
+    """Each head is compared by itself, and named."""
+    folder = MAKES[name](tmp_path)
+    made, target = converted(folder)
+    model = onnx.load(target / made.graph)
+    changed = next(one for one in model.graph.initializer if one.name == tensor)
+    values = numpy_helper.to_array(changed)
+    changed.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values[::-1]), tensor))
+    onnx.save(model, target / made.graph)
+    found = judge(folder, made, target)
+    assert not found.passed
+    assert found.text.startswith(said)
+
+
+@pytest.mark.parametrize("output", ["token_weights", "multi_vectors", "token_embeddings"])
+def test_values_at_padding_mean_nothing(tmp_path: Path, output: str) -> None:
+    """Whatever a graph gives there, it agrees; the wrong number of tokens does not."""
+    folder = m3(tmp_path)
+    made, target = converted(folder)
+    run = onnxruntime_run(target / made.graph)
+
+    def noisy(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        got = run(inputs, outputs)
+        padding = (inputs["attention_mask"] == 0).reshape(
+            *inputs["attention_mask"].shape, *(1,) * (got[output].ndim - 2)
+        )
+        return got | {output: np.where(padding, 9, got[output]).astype(np.float32)}
+
+    def short(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        got = run(inputs, outputs)
+        return got | {output: got[output][:, :-1]}
+
+    assert verify(folder, made.contract, target, made.spec, noisy).passed
+    assert not verify(folder, made.contract, target, made.spec, short).passed
+
+
+def test_another_size_of_vectors_fails(tmp_path: Path) -> None:
+    """The text says both."""
+    folder = pylate(tmp_path)
+    made, target = converted(folder)
+    run = onnxruntime_run(target / made.graph)
+
+    def narrow(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        return {name: got[..., :-1] for name, got in run(inputs, outputs).items()}
+
+    found = verify(folder, made.contract, target, made.spec, narrow)
+    assert f"gives {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in found.text
+
+
+def test_what_a_spec_says(tmp_path: Path) -> None:
+    """Of each kind, what the pipelines go by."""
+    static_spec = converted(static(tmp_path / "static"))[0].spec
+    assert (static_spec.frame_tokens, static_spec.kinds) == (False, ("dense",))
+    words = vocabulary("bert")
+    assert converted(model2vec(tmp_path / "m2v"))[0].spec.dropped == (words["[UNK]"],)
+    sparse_spec = converted(splade(tmp_path / "splade"))[0].spec
+    assert (sparse_spec.kinds, sparse_spec.dimension, sparse_spec.outputs) == (("sparse",), 0, ("sparse_embedding",))
+    m3_spec = converted(m3(tmp_path / "m3"))[0].spec
+    assert m3_spec.kinds == ("dense", "sparse", "multi", "tokens")
+    late_spec = converted(pylate(tmp_path / "late"))[0].spec
+    assert late_spec.multi is not None and late_spec.kinds == ("multi",)
+
+
+@pytest.mark.parametrize("name", ["static", "splade", "pylate"])
+def test_they_are_built_although_a_graph_is_shipped(tmp_path: Path, name: str) -> None:
+    """Shipped ones end in many ways: some take offsets, some were projected already."""
+    folder = MAKES[name](tmp_path)
+    ship(folder)
+    assert converted(folder)[0].source == "built"
+
+
+def test_a_shipped_graph_with_heads_is_compared_with_itself(tmp_path: Path) -> None:
+    """As bge-m3 is published: a graph and no weights that may be read, and heads converted from their pickles."""
+    folder = m3(tmp_path, "bert")
+    (folder / "model.safetensors").unlink()
+    ship(folder, outputs=("token_embeddings", "sentence_embedding"))
+    # The graph of this test pools by the mean, whatever the files say.
+    edit(folder / "1_Pooling" / "config.json", pooling_mode_cls_token=False, pooling_mode_mean_tokens=True)
+    made, target = converted(folder)
+    found = judge(folder, made, target)
+    assert found.passed and found.method == "itself", found.text
+    assert made.source == "shipped"
+    assert made.spec.kinds == ("dense", "sparse", "multi", "tokens")
+
+
+def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
+    """Of an architecture that only its graph knows."""
+    folder = splade(tmp_path)
+    edit(folder / "config.json", model_type="modernbert")
+    ship_logits(folder)
+    found = judge(folder, *converted(folder))
+    assert found.passed and found.method == "itself"
+
+
+@pytest.mark.parametrize(
+    ("pickles", "said"),
+    [
+        (("sparse_linear", "colbert_linear"), "without the vectors of sparse_linear.pt and colbert_linear.pt"),
+        (("colbert_linear",), "without the vectors of colbert_linear.pt"),
+        ((), ""),
+    ],
+)
+def test_heads_that_are_pickles_are_left_out_and_told(tmp_path: Path, pickles: tuple[str, ...], said: str) -> None:
+    """The model serves its dense vectors, and the conversion's text says what would read the rest."""
+    folder = m3(tmp_path, sparse="sparse_linear" not in pickles, multi=not pickles)
+    for name in pickles:
+        (folder / f"{name}.pt").write_bytes(b"\x80\x02.")
+    made, _ = converted(folder)
+    assert made.spec.dimension == HIDDEN
+    assert said in made.text
+    assert ("convert extra" in made.text) == bool(pickles)
+
+
+def test_a_model_that_cannot_be_built_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+    """A SPLADE model without its head."""
+    folder = splade(tmp_path)
+    edit(folder / "config.json", model_type="modernbert")
+    with pytest.raises(ModelFileError) as caught:
+        convert_checked(folder, folder, lambda made: None)
+    assert caught.value.key == "model_type"
+
+
+def test_a_tokenizer_that_knows_more_than_the_table(tmp_path: Path) -> None:
+    """An id without a row would fail on some text."""
+    folder = static(tmp_path, rows=len(vocabulary("bert")) - 1)
+    with pytest.raises(ModelFileError, match="the model's table ends at") as caught:
+        converted(folder)
+    assert caught.value.file == "tokenizer.json"

@@ -1,0 +1,325 @@
+"""Pairs of texts as tokens, against the tokenizers library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from shoal.errors import InvalidValue, ModelFileError
+from shoal.pipelines.probing import frame, pair_frame
+from shoal.pipelines.text.pairing import Framed, PairTokenizer, Reading, longest_first
+from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.types import Direction
+from tests.unit.pipelines import tiny_tokenizers
+from tests.unit.pipelines.text.test_tokenizer import FRAGMENTS, TEXTS
+
+Both = tuple[TextTokenizer, Tokenizer]
+SHORT = st.one_of(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12).map(" ".join),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+)
+DIRECTIONS: tuple[Direction, ...] = ("right", "left")
+
+
+def bert() -> Tokenizer:
+    raw = tiny_tokenizers.wordpiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, raw.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return raw
+
+
+def bert_of_old() -> Tokenizer:
+    """The library's own processor of the name, which no template is behind."""
+    raw = tiny_tokenizers.wordpiece()
+    raw.post_processor = processors.BertProcessing(
+        ("[SEP]", raw.get_vocab()["[SEP]"]), ("[CLS]", raw.get_vocab()["[CLS]"])
+    )
+    return raw
+
+
+def roberta() -> Tokenizer:
+    raw = tiny_tokenizers.byte_bpe()
+    raw.post_processor = processors.RobertaProcessing(
+        ("</s>", raw.get_vocab()["</s>"]), ("<s>", raw.get_vocab()["<s>"]), add_prefix_space=False
+    )
+    return raw
+
+
+def xlnet() -> Tokenizer:
+    """Specials at the end alone, in a segment of their own."""
+    raw = tiny_tokenizers.unigram()
+    raw.post_processor = processors.TemplateProcessing(
+        single="$A </s> <s>",
+        pair="$A </s> $B:1 </s>:1 <s>:2",
+        special_tokens=[(token, raw.token_to_id(token)) for token in ("<s>", "</s>")],
+    )
+    return raw
+
+
+def bare() -> Tokenizer:
+    """No special tokens, and words that are not on their own."""
+    raw = tiny_tokenizers.unsplit()
+    raw.post_processor = None
+    return raw
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "bert": bert,
+    "bert_of_old": bert_of_old,
+    "roberta": roberta,
+    "xlnet": xlnet,
+    "bare": bare,
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
+    """Each kind as Shoal reads it, and as the library has it."""
+    both = {}
+    for kind, build in KINDS.items():
+        raw = build()
+        folder = tiny_tokenizers.save(raw, tmp_path_factory.mktemp(kind))
+        both[kind] = (TextTokenizer(folder, "tokenizer.json"), raw)
+    return both
+
+
+def read(ours: TextTokenizer, max_tokens: int, *readings: Reading) -> list[Framed]:
+    found = PairTokenizer(ours, "tokenizer.json", max_tokens).read(readings)
+    assert all(isinstance(one, Framed) for one in found)
+    return [one for one in found if isinstance(one, Framed)]
+
+
+@given(first=st.integers(0, 40), second=st.integers(0, 40), room=st.integers(0, 60))
+def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> None:
+    """Token by token from the longer one, until both fit; of an odd room the longer one has the one that is left over,
+    or the second."""
+    kept = longest_first(first, second, room)
+    left = [first, second]
+    while sum(left) > room:
+        left[left[0] < left[1]] -= 1
+    assert sorted(kept) == sorted(left)
+    if kept[0] != kept[1] and sum(kept) < first + second:
+        assert (kept[0] > kept[1]) == (first > second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(first=SHORT, second=SHORT, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
+def test_pairs_are_those_of_the_library(
+    made: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
+) -> None:
+    """Ids, segments and counts, of any two texts, whichever is the longer one, cut at either end."""
+    ours, raw = made[kind]
+    whole = len(raw.encode(first, second).ids)
+    raw.enable_truncation(max_tokens, direction=direction, strategy="longest_first")
+    wanted = raw.encode(first, second)
+    raw.no_truncation()
+    pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
+    (framed,) = pairs.read([Reading(first, second, direction)])
+    assert isinstance(framed, Framed)
+    assert framed.ids == wanted.ids
+    assert pairs.types(framed) == wanted.type_ids
+    assert framed.total == whole if framed.exact else max_tokens < framed.total <= whole
+    assert framed.fits == (whole <= max_tokens) == (not framed.cut)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(first=TEXTS, second=TEXTS, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
+def test_long_texts_are_cut_as_if_they_had_been_read_whole(
+    made: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
+) -> None:
+    """The library's own cutting takes minutes for such pairs, so its tokens are cut here."""
+    ours, raw = made[kind]
+    left, right = (raw.encode(text, add_special_tokens=False).ids for text in (first, second))
+    pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
+    kept = longest_first(len(left), len(right), max_tokens - pairs.frame.size)
+    ends = [
+        ids[:n] if direction == "right" else ids[len(ids) - n :] for ids, n in zip((left, right), kept, strict=True)
+    ]
+    (framed,) = pairs.read([Reading(first, second, direction)])
+    assert isinstance(framed, Framed)
+    assert framed.ids == pairs.frame.ids(*ends)
+    assert (framed.first, framed.second) == kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
+@given(text=SHORT, max_tokens=st.integers(4, 24), direction=st.sampled_from(DIRECTIONS))
+def test_single_texts_are_those_of_the_library(
+    made: dict[str, Both], kind: str, text: str, max_tokens: int, direction: Direction
+) -> None:
+    """Framed as a text and not as half of a pair."""
+    ours, raw = made[kind]
+    raw.enable_truncation(max_tokens, direction=direction)
+    wanted = raw.encode(text)
+    raw.no_truncation()
+    pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
+    (framed,) = pairs.read([Reading(text, None, direction)])
+    assert isinstance(framed, Framed)
+    assert (framed.ids, pairs.types(framed)) == (wanted.ids, [0] * len(wanted.ids))
+    assert framed.fits == (not wanted.overflowing)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("lengths", [(900, 901), (901, 900), (900, 900), (60, 5_000), (5_000, 60)])
+def test_which_of_two_far_too_long_texts_is_longer_is_found_out(
+    made: dict[str, Both], lengths: tuple[int, int], direction: Direction
+) -> None:
+    """An odd room gives the longer text a token more, though neither is read to its end for its own sake."""
+    ours, _ = made["bert"]
+    first, second = ("the fox " * length for length in lengths)
+    (framed,) = read(ours, 14, Reading(first, second, direction))
+    assert (framed.first, framed.second) == ((6, 5) if lengths[0] > lengths[1] else (5, 6))
+    assert not framed.exact
+
+
+def test_texts_that_nobody_reads_whole_are_compared_by_their_characters(
+    made: dict[str, Both],
+) -> None:
+    """Past the most that is read of a text, characters stand for tokens."""
+    ours, _ = made["bert"]
+    long, longer = "fox " * 20_000, "fox " * 20_001
+    for first, second, kept in ((long, longer, (5, 6)), (longer, long, (6, 5)), (long, long, (5, 6))):
+        (framed,) = read(ours, 14, Reading(first, second, "right"))
+        assert (framed.first, framed.second) == kept
+
+
+@settings(max_examples=60)
+@given(document=TEXTS, most=st.integers(1, 30), direction=st.sampled_from(DIRECTIONS))
+def test_a_document_may_be_cut_by_itself_first(
+    made: dict[str, Both], document: str, most: int, direction: Direction
+) -> None:
+    """Its own tokens are counted, and what is left of it is all that the pair knows of it."""
+    ours, raw = made["bert"]
+    own = raw.encode(document, add_special_tokens=False).ids
+    kept = own[:most] if direction == "right" else own[-most:]
+    (framed,) = read(ours, 21, Reading("the quick fox", document, direction, most))
+    room = 21 - 3
+    first, second = longest_first(3, len(kept), room)
+    assert (framed.first, framed.second) == (first, second)
+    end = framed.ids[5:-1] if first == 3 else []
+    assert end == (kept[:second] if direction == "right" else kept[len(kept) - second :])
+    assert framed.cut == (len(own) + 3 > first + second)
+    assert framed.fits == (len(kept) + 3 <= room)
+    assert framed.total == 3 + 3 + len(kept) if framed.exact else framed.total > 21
+
+
+def test_each_text_of_a_job_is_tokenised_once(made: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query comes with each document; documents may be equal too."""
+    ours, _ = made["bert"]
+    seen: list[str] = []
+    fit = ours.fit
+
+    def spy(texts: list[str], *args: object, **fields: object) -> object:
+        seen.extend(texts)
+        return fit(texts, *args, **fields)  # type: ignore[arg-type]
+
+    pairs = PairTokenizer(ours, "tokenizer.json", 16)
+    monkeypatch.setattr(ours, "fit", spy)
+    readings = [Reading("the fox", each, "right") for each in ("a dog", "a cat", "a dog", "the fox")]
+    assert len(pairs.read([*readings, Reading("a cat", None, "right")])) == 5
+    assert sorted(seen) == ["a cat", "a dog", "the fox"]
+
+
+def test_far_too_long_queries_are_counted_once(made: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many far too long documents come with one."""
+    ours, _ = made["bert"]
+    counted: list[int] = []
+    count = ours.count
+
+    def spy(text: str, most: int) -> tuple[int, bool]:
+        counted.append(len(text))
+        return count(text, most)
+
+    monkeypatch.setattr(ours, "count", spy)
+    query = "fox " * 200
+    read(ours, 14, *(Reading(query, "dog " * (200 + n), "right") for n in range(4)))
+    assert sorted(counted) == [800, 800, 804, 808, 812]
+
+
+def test_no_room_beside_special_tokens_keeps_just_those(made: dict[str, Both]) -> None:
+    """A limit below the frame of a pair is that frame."""
+    ours, raw = made["bert"]
+    (framed,) = read(ours, 2, Reading("the fox", "a dog", "left"))
+    assert framed.ids == raw.encode("", "").ids
+    assert not framed.fits
+
+
+def test_a_text_that_cannot_be_read_fails_its_pairs_alone(tmp_path: Path) -> None:
+    """On whichever side it stands."""
+    raw = Tokenizer(models.WordLevel({"a": 0, "b": 1, "the": 2, "fox": 3}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tiny_tokenizers.save(raw, tmp_path)
+    pairs = PairTokenizer(TextTokenizer(tmp_path, "tokenizer.json"), "tokenizer.json", 16)
+    texts: list[tuple[str, str | None]] = [("a", "b"), ("c", "a"), ("a", "c"), ("c", None), ("b", None)]
+    readings = [Reading(first, second, "right") for first, second in texts]
+    found = pairs.read(readings)
+    assert [isinstance(one, InvalidValue) for one in found] == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("pair", ["$B $A", "[CLS] $B [SEP] $A [SEP]"])
+def test_frames_that_cannot_be_kept_are_refused(pair: str) -> None:
+    """The second text must follow the first."""
+    raw = tiny_tokenizers.wordpiece()
+    specials = [(token, raw.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    raw.post_processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=specials)
+    with pytest.raises(ModelFileError, match="post_processor"):
+        pair_frame(raw, "tokenizer.json")
+
+
+def template(single: str, pair: str) -> Tokenizer:
+    raw = tiny_tokenizers.wordpiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(token, raw.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    )
+    return raw
+
+
+def knows_nothing(raw: Tokenizer) -> Tokenizer:
+    """Every word is the unknown token."""
+    known = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    known.pre_tokenizer = pre_tokenizers.Whitespace()
+    known.post_processor = raw.post_processor
+    return known
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "[CLS] $A [SEP] $B:1 $B:1 [SEP]:1",
+        "[CLS] $A $A [SEP] $B:1 [SEP]:1",
+        "[CLS] $B [SEP] $A:1 [SEP]:1",
+        "[CLS] $A [SEP] $B:1 [SEP]:1 $A",
+    ],
+)
+def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> None:
+    """What one probe leaves over would stand in every pair, also where all that a probe has is unknown."""
+    raw = template("[CLS] $A [SEP]", pair)
+    with pytest.raises(ModelFileError, match="the second of two texts after the first"):
+        pair_frame(knows_nothing(raw) if blind else raw, "t.json")
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("single", ["[CLS] $A $A [SEP]", "$A [SEP] $A", "$A $A"])
+def test_a_processor_that_repeats_a_single_text_is_refused(single: str, blind: bool) -> None:
+    """The same of texts alone."""
+    raw = template(single, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    with pytest.raises(ModelFileError) as caught:
+        frame(knows_nothing(raw) if blind else raw, "t.json")
+    assert (caught.value.file, caught.value.key) == ("t.json", "post_processor")
+
+
+def test_a_tokenizer_that_knows_no_probe_is_framed_all_the_same() -> None:
+    """Texts of unlike length tell where they stand."""
+    raw = knows_nothing(template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"))
+    assert frame(raw, "t.json")[0] and pair_frame(raw, "t.json").size == 3

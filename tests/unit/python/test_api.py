@@ -1,0 +1,637 @@
+"""Models in this process: the Python API over scripted models, from threads and from loops."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import Label, Ranked, Shoal, ShoalError
+from shoal.backends.fake.model import MAX_TOKENS, scores_of, tokens_of, vector_of
+from shoal.core.similarity import cosines
+from shoal.errors import (
+    AddressError,
+    ConfigError,
+    EmptyInput,
+    EngineFailed,
+    InputRejected,
+    InvalidValue,
+    ModelNotFound,
+    SetupError,
+    TooLong,
+    Unavailable,
+    Unsupported,
+    WrongType,
+)
+from shoal.types import Array, Embedded, VectorKind
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Every test leaves as many threads as it found."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and "shoal" in thread.name]
+    for thread in left:
+        thread.join(5)  # a pool of threads that was told to end
+        assert not thread.is_alive(), thread
+
+
+def unit(text: str) -> Array:
+    vector = vector_of(tokens_of(text), 32)
+    found: Array = vector / np.linalg.norm(vector)
+    return found
+
+
+def units(*texts: str) -> Array:
+    return np.stack([unit(text) for text in texts])
+
+
+class TestEmbed:
+    def test_one_row_a_text_in_order(self) -> None:
+        """float32, C-contiguous, and the caller's own: writing into it changes nobody's answer."""
+        with shoal.open("fake:", cache_mb=1) as s:
+            for _ in range(2):
+                for texts in (["a b"], ["a b", "c", "a b"]):
+                    found = s.embed(texts)
+                    assert np.allclose(found, units(*texts))
+                    assert (found.dtype, found.shape) == (np.dtype(np.float32), (len(texts), 32))
+                    assert found.flags.c_contiguous
+                    assert found.flags.owndata
+                    found[:] = 0
+
+    def test_options_are_those_of_the_task(self) -> None:
+        with shoal.open("fake:") as s:
+            assert np.array_equal(s.embed(["a"], normalize=False)[0], vector_of(tokens_of("a"), 32))
+            assert s.embed(["a"], dimensions=5).shape == (1, 5)
+            assert np.allclose(s.embed([tokens_of("a b")]), units("a b"))
+            with pytest.raises(TooLong):
+                s.embed(["w " * (MAX_TOKENS + 1)], truncate=False)
+            with pytest.raises(InvalidValue, match="dimensions"):
+                s.embed(["a"], dimensions=99)
+
+    def test_with_outputs_all_that_is_known_comes_back(self) -> None:
+        """Every kind of vector that was named, tokens and facts."""
+        with shoal.open("fake:vectors=sparse") as s:
+            found = s.embed(["a a b", "c"], outputs=["sparse"])
+            assert isinstance(found, Embedded)
+            assert [each.values.tolist() for each in found.sparse] in ([[2, 1], [1]], [[1, 2], [1]])
+            assert (found.tokens, found.vectors.shape, found.facts.size) == ([3, 1], (2, 0), 2)
+            with pytest.raises(Unsupported, match="multi"):
+                s.embed(["a"], outputs=["multi"])
+
+    def test_a_list_of_any_length(self) -> None:
+        """Cut up and put together in order, past what a server would take at once."""
+        texts = [f"t{number}" for number in range(3000)]
+        with shoal.open("fake:", max_queue_items=700) as s:
+            assert np.allclose(s.embed(texts), units(*texts))
+            found = s.embed(texts, outputs=["dense"])
+            assert np.allclose(found.vectors, units(*texts))
+            assert (found.tokens, found.truncated) == ([1] * 3000, 0)
+            assert found.facts.batches >= 3000 / 64
+            found = s.embed(["w " * (MAX_TOKENS + 1)] * 600, outputs=["dense"])
+            assert found.truncated == 600
+
+    def test_more_at_once_than_a_queue_holds(self) -> None:
+        """From many threads: they wait, where a server would refuse."""
+        with shoal.open("fake:", max_queue_items=8) as s, ThreadPoolExecutor(16) as pool:
+            calls = [pool.submit(s.embed, [f"x{number}", f"y{number}"]) for number in range(100)]
+            for number, call in enumerate(calls):
+                assert np.allclose(call.result(), units(f"x{number}", f"y{number}"))
+
+    def test_wrong_arguments(self) -> None:
+        with shoal.open("fake:") as s:
+            with pytest.raises(WrongType, match=r"texts must be a list.*\[\.\.\.\]"):
+                s.embed("a text")
+            with pytest.raises(EmptyInput):
+                s.embed([])
+            with pytest.raises(ModelNotFound):
+                s.embed(["a"], model="other")
+            with pytest.raises(TypeError):
+                s.embed(["a"], wrong=1)  # type: ignore[call-overload]
+
+    def test_a_failure_is_the_call_s_own(self) -> None:
+        """One poisoned text fails its call, wherever it stands in it; others go on."""
+        with shoal.open("fake:") as s:
+            with pytest.raises(EngineFailed):
+                s.embed(["poison-item"])
+            with pytest.raises(InputRejected, match="input 1"):
+                s.embed(["good", "reject-item"])
+            with pytest.raises(EngineFailed):
+                s.embed([*(f"t{number}" for number in range(1500)), "poison-item"])
+            with pytest.raises(InputRejected, match=r"^input 1500: the engine"):
+                s.embed([*(f"t{number}" for number in range(1500)), "reject-item", "good"])
+            assert np.allclose(s.embed(["good"]), units("good"))
+
+    @pytest.mark.parametrize(
+        ("item", "error", "words"),
+        [
+            (None, WrongType, r"texts\[1\] must be a text, a list of token ids or a picture, not NoneType"),
+            (b"a", InvalidValue, "reads text alone"),
+            (["a"], WrongType, r"texts\[1\]\[0\] must be a whole number, not str"),
+            ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be a whole number, not float"),
+            ([True], WrongType, "not bool"),
+            ([np.array(1.0)], WrongType, "not ndarray"),
+            ([2**70], InvalidValue, r"texts\[1\]\[0\] is out of range"),
+            ("\ud800", InvalidValue, r"texts\[1\] holds half of a surrogate pair"),
+        ],
+    )
+    def test_what_is_no_text(self, item: Any, error: type[ShoalError], words: str) -> None:
+        """Is refused before it is among the texts of others, and named by its place."""
+        with shoal.open("fake:") as s:
+            with pytest.raises(error, match=words):
+                s.embed(["good", item])
+            assert s._background.gateway.registry.find("fake").inflight == 0
+
+    def test_token_ids_of_any_kind(self) -> None:
+        """Tuples and arrays too."""
+        with shoal.open("fake:") as s:
+            ids = tokens_of("a b")
+            for item in (ids, tuple(ids), np.array(ids), [np.int64(each) for each in ids]):
+                assert np.allclose(s.embed([item]), units("a b"))  # type: ignore[list-item]
+            assert np.allclose(s.embed(np.array([ids, ids])), units("a b", "a b"))  # type: ignore[call-overload]
+            assert s.embed(["é", "a"], dimensions=np.int64(4)).shape == (2, 4)  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize(
+        ("options", "error", "words"),
+        [
+            ({"dimensions": 2.0}, WrongType, "dimensions must be a whole number, not float"),
+            ({"dimensions": True}, WrongType, "dimensions must be a whole number, not bool"),
+            ({"truncate": "no"}, WrongType, "truncate must be bool or None, not str"),
+            ({"normalize": None}, WrongType, "normalize must be bool, not NoneType"),
+            ({"prompt_name": 3}, WrongType, "prompt_name must be str or None, not int"),
+            ({"model": None}, WrongType, "model must be str"),
+            ({"truncation_direction": "LEFT"}, InvalidValue, "truncation_direction is 'LEFT'.*left, right"),
+            ({"outputs": "dense"}, WrongType, "outputs must be a list of kinds"),
+            ({"outputs": 3}, WrongType, "outputs must be a list of kinds"),
+            ({"outputs": []}, InvalidValue, r"outputs is \[\]: name one kind"),
+            ({"outputs": ["dense", "thick"]}, InvalidValue, "dense, tokens, sparse, multi"),
+        ],
+    )
+    def test_options_of_the_wrong_kind(self, options: dict[str, Any], error: type[ShoalError], words: str) -> None:
+        with shoal.open("fake:") as s, pytest.raises(error, match=words) as caught:
+            s.embed(["a"], **options)
+        assert caught.value.param in options
+
+    def test_all_vectors_are_the_caller_s_own(self) -> None:
+        """Those that come from the cache, or twice in one call, as well: writing into them changes nobody's answer."""
+        kinds: tuple[VectorKind, ...] = ("dense", "sparse", "multi", "tokens")
+        with shoal.open("fake:vectors=dense+sparse+multi+tokens", cache_mb=1) as s:
+            first = s.embed(["a b"], outputs=kinds)
+            for cached in (0, 2, 2):
+                found = s.embed(["a b", "a b"] if cached else ["c d"], outputs=kinds)
+                assert found.facts.cached == cached
+                if cached:
+                    assert np.array_equal(found.multi_vectors[1], first.multi_vectors[0])
+                    assert np.array_equal(found.token_vectors[1], first.token_vectors[0])
+                    assert np.array_equal(found.sparse[1].values, first.sparse[0].values)
+                for row in (*found.multi_vectors[:1], *found.token_vectors[:1], found.sparse[0].values, found.vectors):
+                    row[:] = 0
+                found.sparse[0].indices[:] = 0
+
+
+class TestRerank:
+    def test_best_first(self) -> None:
+        """Scores as the model gives them, indices of the list that was given."""
+        texts = ["x", "y z", "w"]
+        expected = [float(scores_of(tokens_of(("q", text)), 1, raw=False)[0]) for text in texts]
+        with shoal.open("fake:labels=1") as s:
+            found = s.rerank("q", texts)
+            assert all(each == Ranked(each.index, expected[each.index], texts[each.index]) for each in found)
+            assert [each.score for each in found] == sorted(expected, reverse=True)
+            assert s.rerank("q", texts, top_n=2) == found[:2]
+            raw = s.rerank("q", texts, raw_scores=True)
+            assert [each.index for each in raw] == [each.index for each in found]
+            assert raw[0].score == scores_of(tokens_of(("q", raw[0].text)), 1, raw=True)[0]
+
+    def test_equal_scores_keep_their_order(self) -> None:
+        """The first one first, over the border of what is sent at once as well."""
+        with shoal.open("fake:labels=1") as s:
+            assert [each.index for each in s.rerank("q", ["same"] * 700)] == list(range(700))
+
+    def test_by_the_vectors_of_a_model_that_embeds(self) -> None:
+        with shoal.open("fake:") as s:
+            found = s.rerank("a b", ["c", "a b", "d"])
+            assert found[0].index == 1
+            assert found[0].score == pytest.approx(1.0)
+            assert found[1].score == pytest.approx(float(cosines(units("a b"), units(found[1].text))[0]), abs=1e-6)
+
+    def test_nothing_to_rank(self) -> None:
+        with shoal.open("fake:labels=1") as s:
+            with pytest.raises(EmptyInput):
+                s.rerank("q", [])
+            with pytest.raises(WrongType, match="documents must be a list"):
+                s.rerank("q", "document")
+
+    def test_how_many_of_the_best(self) -> None:
+        """0 is all of them, as over HTTP; fewer than none is refused."""
+        with shoal.open("fake:labels=1") as s:
+            assert len(s.rerank("q", ["a", "b", "c"], top_n=0)) == 3
+            assert len(s.rerank("q", ["a", "b", "c"], top_n=9)) == 3
+            with pytest.raises(InvalidValue, match="top_n is -1"):
+                s.rerank("q", ["a", "b"], top_n=-1)
+            with pytest.raises(WrongType, match="top_n must be a whole number"):
+                s.rerank("q", ["a", "b"], top_n=1.5)  # type: ignore[arg-type]
+
+    def test_what_is_no_text(self) -> None:
+        with shoal.open("fake:labels=1") as s:
+            with pytest.raises(WrongType, match="query must be a text, not NoneType"):
+                s.rerank(None, ["a"])  # type: ignore[arg-type]
+            with pytest.raises(WrongType, match=r"documents\[1\] must be a text, not dict"):
+                s.rerank("q", ["a", {"text": "b"}])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match="raw_scores must be bool"):
+                s.rerank("q", ["a"], raw_scores=1)  # type: ignore[arg-type]
+            with pytest.raises(WrongType, match="documents must be a list, not int"):
+                s.rerank("q", 5)  # type: ignore[arg-type]
+
+    def test_errors_name_the_document_of_the_list(self) -> None:
+        """Past duplicates, and past what is sent at once."""
+        with shoal.open("fake:") as s:
+            with pytest.raises(InputRejected, match=r"^input 600: the engine"):
+                s.rerank("q", [*["same"] * 600, "reject-item", "b"])
+            with pytest.raises(InputRejected, match=r"^the query: the engine"):
+                s.rerank("reject-item", ["a", "b"])
+
+
+class TestClassify:
+    def test_labels_by_descending_score(self) -> None:
+        """Of texts and of pairs; a pair may come as a list, too."""
+        with shoal.open("fake:labels=3") as s:
+            found = s.classify(["a", ("b", "c"), ["b", "c"]])  # type: ignore[list-item]
+            for item, labels in zip(["a", ("b", "c"), ("b", "c")], found, strict=True):
+                scores = scores_of(tokens_of(item), 3, raw=False)  # type: ignore[arg-type]
+                assert labels == sorted(
+                    (Label(f"LABEL_{at}", float(score)) for at, score in enumerate(scores)),
+                    key=lambda each: -each.score,
+                )
+            raw = s.classify(["a"], raw_scores=True)[0]
+            assert [each.label for each in raw] == [each.label for each in found[0]]
+            assert raw != found[0]
+
+    def test_what_is_neither_a_text_nor_a_pair(self) -> None:
+        with shoal.open("fake:labels=3") as s:
+            with pytest.raises(WrongType, match=r"inputs\[1\] has 3 texts"):
+                s.classify(["a", ("a", "b", "c")])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match=r"inputs\[0\]\[1\] must be a text, not NoneType"):
+                s.classify([("a", None)])  # type: ignore[list-item]
+            with pytest.raises(WrongType, match=r"inputs\[0\] must be a text"):
+                s.classify([None])  # type: ignore[list-item]
+
+    def test_without_a_name_it_is_the_one_with_labels(self) -> None:
+        """Not the reranker, whichever was named first."""
+        with shoal.open("r=fake:labels=1", "c=fake:labels=3") as s:
+            assert len(s.classify(["a"])[0]) == 3
+
+    def test_a_model_that_does_not_classify(self) -> None:
+        with shoal.open("one=fake:") as s, pytest.raises(Unsupported, match="cannot classify"):
+            s.classify(["a"], model="one")
+
+    def test_each_task_finds_its_model(self) -> None:
+        """Without a name, among several."""
+        with shoal.open("e=fake:", "c=fake:labels=2") as s:
+            assert s.embed(["a"]).shape == (1, 32)
+            assert len(s.classify(["a"])[0]) == 2
+            assert s.embed(["a"], model="e").shape == (1, 32)
+
+
+class TestTogether:
+    def test_threads_share_batches(self) -> None:
+        """64 threads with one text each, on an engine that takes one call at a time: far fewer calls than texts."""
+        start = threading.Barrier(64)
+
+        def call(s: Shoal, number: int) -> Embedded:
+            start.wait()
+            found: Embedded = s.embed([f"t{number}"], outputs=["dense"])
+            return found
+
+        with shoal.open("fake:delay_ms=20") as s, ThreadPoolExecutor(64) as pool:
+            found = list(pool.map(call, [s] * 64, range(64)))
+        for number, each in enumerate(found):
+            assert np.allclose(each.vectors, units(f"t{number}"))
+        assert max(each.facts.size for each in found) >= 16
+        assert len({each.facts.id for each in found}) <= 16
+
+    def test_loops_and_threads_share_batches(self) -> None:
+        """Two event loops and a thread, all of them in one batch behind the one that runs."""
+
+        async def ask(s: Shoal, text: str) -> Embedded:
+            found: Embedded = await s.aembed([text], outputs=["dense"])
+            return found
+
+        def call(s: Shoal, text: str) -> Embedded:
+            return s.embed([text], outputs=["dense"])
+
+        with shoal.open("fake:delay_ms=1000") as s, ThreadPoolExecutor(4) as pool:
+            pool.submit(call, s, "blocker")
+            _until(lambda: s._background.gateway.registry.find("fake").inflight == 1)
+            time.sleep(0.02)
+            loops = [pool.submit(asyncio.run, ask(s, text)) for text in ("one", "two")]
+            thread = pool.submit(call, s, "three")
+            found = [call.result() for call in (*loops, thread)]
+        assert {each.facts.size for each in found} == {3}
+        assert len({each.facts.id for each in found}) == 1
+
+
+class TestAsync:
+    async def test_the_same_answers(self) -> None:
+        """From a loop that is not its own, and does not wait for it."""
+        async with shoal.open("e=fake:", "r=fake:labels=1", "c=fake:labels=2") as s:
+            assert np.allclose(await s.aembed(["a b"]), units("a b"))
+            assert (await s.aembed(["a"], outputs=["dense"])).tokens == [1]
+            ranked = await s.arerank("q", ["x", "y"], model="r", top_n=1)
+            assert ranked == await asyncio.to_thread(s.rerank, "q", ["x", "y"], model="r", top_n=1)
+            labels = await s.aclassify([("a", "b")], model="c")
+            assert labels == await asyncio.to_thread(s.classify, [("a", "b")], model="c")
+            with pytest.raises(EmptyInput):
+                await s.aembed([])
+
+    async def test_many_at_once(self) -> None:
+        async with shoal.open("fake:delay_ms=5") as s:
+            found = await asyncio.gather(*(s.aembed([f"t{number}"]) for number in range(200)))
+            assert all(np.allclose(each, units(f"t{number}")) for number, each in enumerate(found))
+
+    async def test_a_call_that_is_cancelled_leaves_the_queue(self) -> None:
+        """Its caller hears of it at once, and others do not wait behind it."""
+        async with shoal.open("fake:delay_ms=10000") as s:
+            call = asyncio.create_task(s.aembed(["a"]))
+            lane = s._background.gateway.registry.find("fake").ready_runner()
+            await asyncio.to_thread(_until, lambda: _inside(lane) == 1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await asyncio.to_thread(_until, lambda: _inside(lane) == 0)
+
+    async def test_a_call_before_the_models_are_there_waits_for_them(self) -> None:
+        """And one that is cancelled while it waits takes nothing with it."""
+        s = shoal.open("fake:")
+        try:
+            early = asyncio.create_task(s.aembed(["early"]))
+            await asyncio.sleep(0)
+            early.cancel()
+            await asyncio.gather(early, return_exceptions=True)
+            assert np.allclose(await s.aembed(["a"]), units("a"))
+        finally:
+            await s.aclose()
+
+
+def _inside(runner: Any) -> int:
+    for each in getattr(runner, "_runners", [runner]):
+        if hasattr(each, "lane"):
+            return int(each.lane.admission.items)
+    raise AssertionError(f"{runner} has no lane")
+
+
+def _until(true: Callable[[], bool]) -> None:
+    """It comes true in another thread."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class TestLife:
+    def test_it_is_closed_once(self) -> None:
+        """Afterwards calls are refused, and closing again does nothing."""
+        s = shoal.open("fake:")
+        assert s.embed(["a"]).shape == (1, 32)
+        s.close()
+        s.close()
+        with pytest.raises(Unavailable, match="closed"):
+            s.embed(["a"])
+
+    def test_it_is_not_entered_again(self) -> None:
+        """What was closed cannot be opened by `with`."""
+        s = shoal.open("fake:")
+        with s:
+            pass
+        with pytest.raises(Unavailable, match="closed"):
+            s.__enter__()
+
+    def test_a_child_of_its_process_is_told(self) -> None:
+        """It has none of the threads, and would wait for ever; the parent goes on, and the child ends by itself."""
+        program = (
+            "import asyncio, os, sys, shoal\n"
+            "async def ask():\n"
+            "    await s.aembed(['a'])\n"
+            "with shoal.open('fake:') as s:\n"
+            "    child = os.fork()\n"
+            "    if not child:\n"
+            "        for call in (lambda: s.embed(['a']), lambda: asyncio.run(ask()), s.__enter__):\n"
+            "            try:\n"
+            "                call()\n"
+            "            except shoal.ShoalError as error:\n"
+            "                print(error, flush=True)\n"
+            "        s.close()\n"
+            "        sys.exit(0)\n"
+            "    assert os.waitpid(child, 0)[1] == 0\n"
+            "    assert s.embed(['a']).shape == (1, 32)\n"
+        )
+        command = [sys.executable, "-c", program]  # newer Pythons warn of a fork beside threads
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        told = "this Shoal belongs to the process that opened it: open another after the fork\n"
+        assert (run.returncode, run.stdout) == (0, told * 3)
+
+    async def test_closed_for_coroutines_too(self) -> None:
+        s = shoal.open("fake:")
+        async with s:
+            pass
+        with pytest.raises(Unavailable, match="closed"):
+            await s.aembed(["a"])
+
+    def test_closed_before_it_was_ready(self) -> None:
+        """While models load, which then nobody waits for."""
+        s = shoal.open("slow=openai+http://127.0.0.1:9#m")
+        s.close()
+        with pytest.raises(Unavailable, match="closed"):
+            s.embed(["a"])
+
+    def test_calls_under_way_when_it_is_closed(self) -> None:
+        """Each ends with a ShoalError, in threads and on loops; none hangs."""
+
+        async def ask(s: Shoal) -> Any:
+            return await s.aembed(["b"])
+
+        s = shoal.open("fake:delay_ms=600000")
+        with ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(s.embed, ["a"]), pool.submit(asyncio.run, ask(s))]
+            s._background.wait_ready()
+            lane = s._background.gateway.registry.find("fake").ready_runner()
+            _until(lambda: _inside(lane) == 2)
+            s.close()
+            for call in calls:
+                with pytest.raises(Unavailable):
+                    call.result()
+
+    def test_a_model_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+        """`with` and every call say why; no thread stays."""
+        with pytest.raises(SetupError, match="nothing-there"), shoal.open(f"file:{tmp_path}/nothing-there"):
+            raise AssertionError("it was opened")
+        s = shoal.open(f"file:{tmp_path}/nothing-there")
+        for _ in range(2):
+            with pytest.raises(SetupError, match="nothing-there"):
+                s.embed(["a"])
+        s.close()
+
+    async def test_a_model_that_cannot_be_loaded_async(self, tmp_path: Path) -> None:
+        with pytest.raises(SetupError, match="nothing-there"):
+            async with shoal.open(f"file:{tmp_path}/nothing-there"):
+                raise AssertionError("it was opened")
+
+    def test_two_beside_each_other(self) -> None:
+        with shoal.open("fake:") as one, shoal.open("fake:dimension=8") as two:
+            assert (one.embed(["a"]).shape, two.embed(["a"]).shape) == ((1, 32), (1, 8))
+
+    def test_the_process_is_left_as_it_was(self) -> None:
+        """Signals and logging are the program's."""
+        root = logging.getLogger()
+        before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), list(root.handlers), root.level)
+        own = (list(logging.getLogger("shoal").handlers), logging.getLogger("shoal").level)
+        with shoal.open("fake:") as s:
+            s.embed(["a"])
+            assert before == (
+                signal.getsignal(signal.SIGINT),
+                signal.getsignal(signal.SIGTERM),
+                list(root.handlers),
+                root.level,
+            )
+            assert own == (list(logging.getLogger("shoal").handlers), logging.getLogger("shoal").level)
+
+    def test_a_program_that_forgets_to_close_it_ends(self) -> None:
+        """By itself, without a word."""
+        program = "import shoal; s = shoal.open('fake:'); assert s.embed(['a']).shape == (1, 32)"
+        run = _run(program)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+    def test_the_main_thread_has_ended(self) -> None:
+        """Other threads go on, but Python lends no more: who needs one is told so, and does not wait for ever."""
+        program = (
+            "import threading, shoal, shoal.errors\n"
+            "s = shoal.open('fake:')\n"
+            "s.embed(['loaded'])\n"
+            "def work():\n"
+            "    threading.main_thread().join()\n"
+            "    print(s.embed(['short']).shape)\n"
+            "    try:\n"
+            "        s.embed(['word ' * 1000] * 3)\n"
+            "    except shoal.errors.CapacityError as error:\n"
+            "        print(error)\n"
+            "threading.Thread(target=work).start()\n"
+        )
+        run = _run(program)
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.startswith("(1, 32)\nPython lends no threads once the main thread has ended")
+
+    def test_an_interrupt_ends_a_call(self) -> None:
+        """Ctrl-C in a call that waits: the program goes on, and so do others' calls."""
+        program = (
+            "import os, signal, threading, time, shoal\n"
+            "with shoal.open('slow=fake:delay_ms=60000', 'fast=fake:') as s:\n"
+            "    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "    try:\n"
+            "        s.embed(['a'], model='slow')\n"
+            "    except KeyboardInterrupt:\n"
+            "        assert s.embed(['a'], model='fast').shape == (1, 32)\n"
+            "        print('went on')\n"
+        )
+        run = _run(program)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "went on\n", "")
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+class TestSettings:
+    def test_environment_and_arguments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Arguments stand above variables, and models come from them, too."""
+        monkeypatch.setenv("SHOAL_MODELS", "fake:dimension=8")
+        monkeypatch.setenv("SHOAL_CACHE_MB", "3")
+        with shoal.open(max_batch_size=5) as s:
+            assert s.embed(["a"]).shape == (1, 8)
+            loaded = s._background._loaded.settings
+            assert (loaded.cache_mb, loaded.max_batch_size) == (3, 5)
+        with shoal.open("fake:", cache_mb=0) as s:
+            assert s._background._loaded.settings.cache_mb == 0
+
+    def test_a_file_that_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Is read; one that only lies there is not."""
+        file = tmp_path / "shoal.toml"
+        file.write_text('[models."m"]\nbackends = ["fake:dimension=8"]\naliases = ["other"]\n')
+        monkeypatch.chdir(tmp_path)
+        with shoal.open(config=file) as s:
+            assert s.embed(["a"], model="other").shape == (1, 8)
+        with shoal.open("fake:") as s, pytest.raises(ModelNotFound):
+            s.embed(["a"], model="other")
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"max_batch_sise": 1}, "max_batch_sise is not a setting: did you mean max_batch_size"),
+            ({"cache_mb": "x"}, "^cache_mb: must be a whole number of at least 0, got 'x'"),
+            ({"zzz": 1}, "docs/settings.md lists them all"),
+            ({"port": 80}, "a server's setting"),
+            ({"log_level": "debug"}, "a server's setting"),
+            ({"max_batch_size": 0}, "must be a whole number of at least 1"),
+            ({"max_batch_size": "many"}, "must be a whole number"),
+            ({"config": "/nowhere/shoal.toml"}, "cannot be read"),
+        ],
+    )
+    def test_wrong_ones_are_told_at_once(self, settings: dict[str, Any], words: str) -> None:
+        """Before anything is started."""
+        with pytest.raises(ConfigError, match=words):
+            shoal.open("fake:", **settings)
+
+    def test_a_wrong_address_is_told_at_once(self) -> None:
+        with pytest.raises(AddressError):
+            shoal.open("nothing://x")
+        with pytest.raises(SetupError, match="unknown option"), shoal.open("fake:no=1"):
+            raise AssertionError("it was opened")
+
+    @pytest.mark.parametrize(
+        ("address", "words"),
+        [(Path("/models/m"), "not PosixPath: of a folder it is file:PATH"), (["fake:"], "one by one")],
+    )
+    def test_an_address_is_a_text(self, address: Any, words: str) -> None:
+        """Told as any other wrong one."""
+        with pytest.raises(AddressError, match=words):
+            shoal.open(address)
+
+
+class TestTheModule:
+    def test_importing_it_is_free(self) -> None:
+        """Nothing heavy comes with the name alone: numpy, asyncio and the API come with their first use."""
+        program = (
+            "import sys; import shoal\n"
+            "assert not {'numpy', 'asyncio', 'shoal.python.api', 'msgspec'} & set(sys.modules)\n"
+            "assert shoal.__version__ and shoal.ShoalError.__name__ == 'ShoalError'\n"
+            "assert callable(shoal.open) and 'shoal.python.api' in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+    def test_what_it_exports(self) -> None:
+        for name in shoal.__all__:
+            assert getattr(shoal, name) is not None
+        assert issubclass(SetupError, ShoalError)
+        with pytest.raises(AttributeError, match="nothing_such"):
+            shoal.nothing_such  # noqa: B018
+
+    @pytest.mark.parametrize("name", ["embed", "rerank", "classify"])
+    def test_twins_take_the_same_arguments(self, name: str) -> None:
+        """The asynchronous method of each differs by its name alone."""
+        one, other = getattr(Shoal, name), getattr(Shoal, f"a{name}")
+        assert inspect.signature(one).parameters == inspect.signature(other).parameters
+        assert inspect.iscoroutinefunction(other)

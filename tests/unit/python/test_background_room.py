@@ -1,0 +1,104 @@
+"""Who waits for room at the gateway: in order, and nobody for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shoal.python.background import _Room
+
+
+class Caller:
+    """Calls of so many items, each until it is let out."""
+
+    def __init__(self, room: _Room) -> None:
+        self.room = room
+        self.inside: list[str] = []
+        self._doors: dict[str, asyncio.Event] = {}
+
+    def come(self, name: str, items: int) -> asyncio.Task[None]:
+        return asyncio.create_task(self._call(name, items))
+
+    def leave(self, name: str) -> None:
+        self._doors[name].set()
+
+    async def _call(self, name: str, items: int) -> None:
+        self._doors[name] = asyncio.Event()
+        async with self.room.of(items):
+            self.inside.append(name)
+            try:
+                await self._doors[name].wait()
+            finally:
+                self.inside.remove(name)
+
+
+async def turns() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller(_Room(10))
+
+
+async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
+    tasks = [caller.come("a", 3), caller.come("b", 3)]
+    await turns()
+    tasks += [caller.come("large", 12), caller.come("c", 3)]
+    await turns()
+    assert caller.inside == ["a", "b"]
+    caller.leave("a")
+    await turns()
+    assert caller.inside == ["b"]
+    caller.leave("b")
+    await turns()
+    assert caller.inside == ["large"]
+    caller.leave("large")
+    await turns()
+    assert caller.inside == ["c"]
+    caller.leave("c")
+    await asyncio.gather(*tasks)
+
+
+async def test_all_that_fit_go_in_at_once(caller: Caller) -> None:
+    tasks = [caller.come("full", 10)]
+    await turns()
+    tasks += [caller.come(name, 5) for name in "abc"]
+    await turns()
+    caller.leave("full")
+    await turns()
+    assert caller.inside == ["a", "b"]
+    for name in "abc":
+        caller.leave(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
+    tasks = [caller.come("a", 5)]
+    await turns()
+    large = caller.come("large", 10)
+    await turns()
+    tasks.append(caller.come("b", 5))
+    await turns()
+    assert caller.inside == ["a"]
+    large.cancel()
+    await turns()
+    assert caller.inside == ["a", "b"]
+    for name in "ab":
+        caller.leave(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_who_gives_up_when_let_in_leaves_the_room_to_others(caller: Caller) -> None:
+    async with caller.room.of(10):
+        large = caller.come("large", 10)
+        await turns()
+        small = caller.come("small", 10)
+        await turns()
+    large.cancel()  # it is inside, and does not know it yet
+    await turns()
+    assert caller.inside == ["small"]
+    caller.leave("small")
+    await small

@@ -1,0 +1,55 @@
+"""The order of scores, and the pieces of which replies are put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.surfaces.shared import ranking
+from shoal.surfaces.shared.input_types import purpose, role
+from tests.unit.surfaces.shared.test_truncation import card
+
+
+@given(st.lists(st.integers(-3, 3), max_size=40), st.integers(0, 50) | st.none())
+def test_order(values: list[int], most: int | None) -> None:
+    """Falling, by place where equal, cut to the best; as sorting says it."""
+    wanted = sorted(range(len(values)), key=lambda at: (-values[at], at))
+    assert ranking.falling(np.array(values, dtype=np.float32), most) == (wanted[:most] if most else wanted)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
+@pytest.mark.parametrize(("head", "tail"), [({}, {}), ({"a": 1}, {}), ({}, {"z": "é"}), ({"a": [1]}, {"z": {}})])
+async def test_an_object_around_a_list(count: int, head: dict[str, Any], tail: dict[str, Any]) -> None:
+    """Whole JSON with the keys in order, whatever is around the list and however long it is."""
+    scores = np.arange(count, dtype=np.float32) / 10
+    listed = await ranking.listed(range(count), lambda at: {"index": at, "score": scores[at]})
+    body = ranking.between(ranking.opened(head, "rows"), listed, ranking.closed(tail))
+    assert isinstance(body, bytes | list)
+    assert isinstance(body, list) == (count > 64)
+    said = orjson.loads(b"".join(body) if isinstance(body, list) else body)
+    assert list(said) == [*head, "rows", *tail]
+    assert {name: said[name] for name in (*head, *tail)} == {**head, **tail}
+    assert said["rows"] == [{"index": at, "score": at / 10} for at in range(count)]
+
+
+def test_roles() -> None:
+    """Every dialect's name for a side is one of two; a use that the model has no prompt for changes nothing."""
+    assert [role(name) for name in ("query", "passage", "search_query", "other")] == [
+        "query",
+        "document",
+        "query",
+        "other",
+    ]
+    assert purpose("search_document", card(1)).input_type == "document"
+    assert purpose("clustering", card(1)) == purpose("clustering", card(1, known=False)) == (None, None)
+
+
+def test_searches() -> None:
+    """A hundred documents are one."""
+    units = [ranking.searched("2", count, 7)["billed_units"]["search_units"] for count in (1, 100, 101)]
+    assert units == [1, 1, 2]
