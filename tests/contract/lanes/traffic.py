@@ -49,7 +49,9 @@ class Load:
         self.lane = lane
         self.seen = Seen(seconds)
         self._lengths = lengths
-        self._random = random.Random(7)
+        self._arrivals = random.Random(7)  # of its own: single texts come alike, whatever bulk callers draw
+        self._inputs = random.Random(8)
+        random.seed(9)  # the jitter of `retry_after`
         self._work: list[Coroutine[Any, Any, None]] = []
 
     def interactive(self, rate: float, client: str = "people") -> Load:
@@ -73,20 +75,20 @@ class Load:
         await self.lane.aclose()
         return self.seen
 
-    def _one(self) -> TextItem:
-        return texts(1, self._random.choice(self._lengths))[0]
+    def _one(self, source: random.Random) -> TextItem:
+        return texts(1, source.choice(self._lengths))[0]
 
     async def _people(self, rate: float, client: str) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(self._random.expovariate(rate))
-                group.create_task(self._person(client))
+                await asyncio.sleep(self._arrivals.expovariate(rate))
+                group.create_task(self._person(client, self._one(self._arrivals)))
 
-    async def _person(self, client: str) -> None:
+    async def _person(self, client: str, text: TextItem) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            await self.lane.run(Embed(model="m", inputs=[self._one()]), context(client=client))
+            await self.lane.run(Embed(model="m", inputs=[text]), context(client=client))
         except Overloaded:
             self.seen.refused += 1
         else:
@@ -94,7 +96,7 @@ class Load:
 
     async def _batcher(self, client: str) -> None:
         while True:
-            inputs = [self._one() for _ in range(BULK_INPUTS)]
+            inputs = [self._one(self._inputs) for _ in range(BULK_INPUTS)]
             try:
                 await self.lane.run(Embed(model="m", inputs=inputs), context(1e6, client=client))
             except Overloaded as error:
